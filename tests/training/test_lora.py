@@ -26,25 +26,24 @@ from ..helpers.image_text_trainings import make_trainer as make_image_text_train
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.options import run
-from ..helpers.references import assert_close, draw_weights
+from ..helpers.references import assert_close, assert_identical, draw_weights
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of
 
 
+# By default: buffers, a decoder, a head without labels, and two towers.
 TASKS = (
-    *("class_numbers", "distillation_token", "semantic", "batch_norm", "universal", "metric_depth", "queries"),
-    *("deformable", "keypoints", "mae", "simmim", "sigmoid"),
+    *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "queries"),
+    *("mae", "simmim", "metric_depth", "sigmoid", "keypoints", "distillation_token"),
 )
 TOWERS = ("model.", "text_model.")
 
 
 def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
-    defaults = {"lora_rank": 2, "learning_rate": 0.01, "warmup_steps": 0, "eval_strategy": "no"}
-    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-    return HfViTTrainingArguments(str(folder), **{**defaults, **quiet, **options})
+    defaults = {"lora_rank": 2, "learning_rate": 0.01, "warmup_steps": 0, "eval_strategy": "no", "disable_tqdm": True}
+    return HfViTTrainingArguments(str(folder), use_cpu=True, report_to="none", **{**defaults, **options})
 
 
 def saved_base(name: str, folder: Path) -> nn.Module:
-    """Return the saved and reopened model of a case."""
     case = TRAINING_CASES[name]
     model = case.model_class(small_config(**case.overrides))
     draw_weights(model)
@@ -64,15 +63,15 @@ def check_same(actual: list[Tensor], expected: list[Tensor]) -> None:
         assert_close(one.double(), other.double(), 1e-4, f"output {number}")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, tmp_path: Path) -> None:
     case, base = TRAINING_CASES[name], tmp_path / "base"
     model = saved_base(name, base)
     weights = {key: weight.clone() for key, weight in model.named_parameters()}
     batch = case.make_batch(model.config, 8)
-    examples = [{key: value[i] for key, value in batch.items()} for i in range(8)]
     args = arguments(tmp_path / "out", max_steps=2, per_device_train_batch_size=8, save_strategy="no")
-    trainer = HfViTTrainer(model=model, args=args, train_dataset=examples, data_collator=collate)
+    trainer = HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
     assert type(trainer.model) is case.model_class
     first = outputs_of(model, batch)
     check_same(first, outputs_of(case.model_class.from_pretrained(base), batch))
@@ -101,71 +100,62 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     check_same(outputs_of(wrapped.merge_and_unload(), batch), learned)
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small saved classifier of digits."""
+    folder = tmp_path_factory.mktemp("lora") / "base"
+    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(folder)
+    return folder
+
+
 def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
     torch.manual_seed(0)
-    model = HfViTForImageClassification.from_pretrained(base)
-    processor = HfViTImageProcessor.for_model(model.config)
-    digits = load_digits()
+    model, digits = HfViTForImageClassification.from_pretrained(base), load_digits()
     return HfViTTrainer(
         model=model,
         args=arguments(folder, num_train_epochs=2, per_device_train_batch_size=8, **options),
         train_dataset=AugmentedDataset(digits["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
         eval_dataset=digits["test"].select(range(20)),
-        data_collator=ImageClassificationCollator(processor),
+        data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(model.config)),
     )
 
 
-def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
-    options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
-    whole = digits_trainer(tmp_path / "whole", tmp_path / "base", **options)
+def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 9, "max_steps": 4}
+    whole = digits_trainer(tmp_path / "whole", base, gradient_checkpointing=True, **options)
     whole.train()
-    again = digits_trainer(tmp_path / "again", tmp_path / "base", **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert whole.model.model.encoder.layers[0].attention.qkv.lora_B["default"].weight.abs().max() > 0
+    without, checkpoint = (tmp_path / "whole" / f"checkpoint-{step}" for step in (2, 4))
+    again = digits_trainer(tmp_path / "again", base, gradient_checkpointing=True, **options)
+    again.train(resume_from_checkpoint=str(without))
     assert "keys in the checkpoint" not in caplog.text
-    expected = whole.model.state_dict()
-    assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
+    assert_identical(again.model.state_dict(), whole.model.state_dict())
     # Without its adapter files, this checkpoint equals one of a run without adapters.
-    without = tmp_path / "whole" / "checkpoint-3"
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
-    shutil.copy(tmp_path / "base" / "model.safetensors", without)
+    shutil.copy(base / "model.safetensors", without)
     write_checksums(without)
-    checkpoint = tmp_path / "whole" / "checkpoint-6"
     assert not (checkpoint / "model.safetensors").exists()
     assert find_resume_error(checkpoint) is None
-    (checkpoint / "adapter_model.safetensors").rename(tmp_path / "adapter_model.safetensors")
-    assert "adapter_model.safetensors" in find_resume_error(checkpoint)
-    (tmp_path / "adapter_model.safetensors").rename(checkpoint / "adapter_model.safetensors")
-    plain = digits_trainer(tmp_path / "plain", tmp_path / "base", **{**options, "lora_rank": None})
-    with pytest.raises(
-        ValueError, match=r"checkpoint-6 contains only an adapter .* with the lora_rank of its training"
-    ):
+    plain = digits_trainer(tmp_path / "plain", base, **{**options, "lora_rank": None})
+    with pytest.raises(ValueError, match=r"checkpoint-4 contains only an adapter .* with the lora_rank of its train"):
         plain.train(resume_from_checkpoint=str(checkpoint))
-    with pytest.raises(ValueError, match=r"checkpoint-3 contains no adapter .* Resume without lora_rank"):
+    with pytest.raises(ValueError, match=r"checkpoint-2 contains no adapter .* Resume without lora_rank"):
         again.train(resume_from_checkpoint=str(without))
+    (checkpoint / "adapter_model.safetensors").unlink()
+    assert "adapter_model.safetensors" in find_resume_error(checkpoint)
 
 
-def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
-    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
-    each_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer = digits_trainer(
-        tmp_path / "out",
-        tmp_path / "base",
-        **each_step,
-        max_steps=3,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        # The worst model is selected, because it is not the last one.
-        greater_is_better=True,
-        save_total_limit=None,
-    )
+def test_the_best_adapter_is_loaded_at_the_end(base: Path, tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    # The worst model is selected, because it is not the last one.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = digits_trainer(tmp_path / "out", base, save_total_limit=None, **options, **best)
     trainer.train()
     assert trainer.state.best_global_step < 3
-    best = load_file(Path(trainer.state.best_model_checkpoint) / "adapter_model.safetensors")
+    expected = load_file(Path(trainer.state.best_model_checkpoint) / "adapter_model.safetensors")
     trainer.save_model()
-    kept = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
-    assert all(torch.equal(weight, best[name]) for name, weight in kept.items())
+    assert_identical(load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors"), expected)
 
 
 def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None:
@@ -182,10 +172,7 @@ def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None
     assert f"Model: {size:,} parameters." in "\n".join(said)
     classify = pipeline("image-classification", model=str(out))
     assert {answer["label"] for answer in classify(str(data / "test" / "cat" / "0.png"))} == {"cat", "dog"}
-    assert sorted(path.name for path in (out / "adapter").iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
+    assert {path.name for path in (out / "adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     adapter = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["base_model_name_or_path"]) == (2, 4, str(tmp_path / "base"))
     assert adapter["modules_to_save"] == ["classifier"]
@@ -206,36 +193,23 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
     assert config["depth_config"] == model.options.to_full_dict()
 
 
-@pytest.fixture
-def any_peft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers accept the installed version of peft."""
-    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
-
-
-@pytest.mark.usefixtures("any_peft")
-def test_layers_of_another_model_are_answered_with_our_own() -> None:
+def test_mistakes_of_add_adapter_are_answered_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
     model = HfViTForImageClassification(small_config())
+    works = r">= 99\.0\. With the installed version, use peft\.get_peft_model\(model, config\)"
+    with pytest.raises(ValueError, match=works):
+        model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))
+    assert not is_adapted(model)
+    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
     with pytest.raises(ValueError, match=r"not found.* are attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"):
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
     model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the failed call has not changed the model
     assert model.active_adapters() == ["default"]
 
 
-def test_a_version_of_peft_that_the_library_refuses_is_answered_with_what_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
-    model = HfViTForImageClassification(small_config())
-    with pytest.raises(
-        ValueError, match=r">= 99\.0\. With the installed version, use peft\.get_peft_model\(model, config\)"
-    ):
-        model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))
-    assert not is_adapted(model)
-
-
-@pytest.mark.usefixtures("any_peft")
 @pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
-def test_an_adapter_of_the_user_learns_resumes_and_is_merged(way: str, tmp_path: Path) -> None:
+def test_adapters_of_users_resume_and_are_merged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept the installed version
     case = TRAINING_CASES["class_numbers"]
     saved_base("class_numbers", tmp_path / "base")
     batch = case.make_batch(small_config(**case.overrides), 8)
@@ -248,7 +222,7 @@ def test_an_adapter_of_the_user_learns_resumes_and_is_merged(way: str, tmp_path:
             model = get_peft_model(model, config)
         else:
             model.add_adapter(config)
-        options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
+        options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8}
         args = arguments(folder, lora_rank=None, **options)
         return HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
 
@@ -259,7 +233,7 @@ def test_an_adapter_of_the_user_learns_resumes_and_is_merged(way: str, tmp_path:
     learned = outputs_of(trainer.model, batch)
     assert not torch.allclose(learned[0], first[0])
     again = make_trainer(tmp_path / "again")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
     assert all(torch.equal(one, other) for one, other in zip(outputs_of(again.model, batch), learned, strict=True))
     check_same(outputs_of(case.model_class.from_pretrained(tmp_path / "whole"), batch), learned)
     base = case.model_class.from_pretrained(tmp_path / "base")
@@ -277,44 +251,22 @@ def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
     assert layers == {f"text_model.encoder.layers.{number}.attention.qkv" for number in range(2)}
 
 
-def test_first_blocks_learn_under_gradient_checkpointing_too(tmp_path: Path) -> None:
-    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
-    trainer = digits_trainer(tmp_path / "out", tmp_path / "base", max_steps=2, gradient_checkpointing=True)
-    trainer.train()
-    assert trainer.model.model.encoder.layers[0].attention.qkv.lora_B["default"].weight.abs().max() > 0
-
-
-def test_all_weights_learn_unless_a_rank_is_given(tmp_path: Path) -> None:
+def test_adapters_need_options_in_range_a_trained_model_and_matching_layers(tmp_path: Path) -> None:
+    for name, value, limit in (
+        ("lora_rank", 0, "be at least 1"),
+        ("lora_alpha", 0, "be at least 1"),
+        ("lora_dropout", 1.0, r"lie in \[0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}={value} must {limit}"):
+            arguments(tmp_path, **{name: value})
     model = HfViTForImageClassification(small_config())
     HfViTTrainer(model=model, args=arguments(tmp_path, lora_rank=None))
     assert all(weight.requires_grad for weight in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
-        ({"lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
-        ({"lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
-    ],
-)
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        arguments(tmp_path, **options)
-
-
-def test_a_model_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lora_rank=2 .* is trained from scratch. Give .* --model_name_or_path"):
-        HfViTTrainer(model=HfViTForImageClassification(small_config()), args=arguments(tmp_path))
-
-
-def test_names_of_no_layers_are_refused(tmp_path: Path) -> None:
+        HfViTTrainer(model=model, args=arguments(tmp_path))
     model = saved_base("class_numbers", tmp_path)
     with pytest.raises(ValueError, match=r"lora_target_modules=\['q_proj'\] match no trainable linear layers"):
         HfViTTrainer(model=model, args=arguments(tmp_path, lora_target_modules=["q_proj"]))
-
-
-def test_a_text_tower_from_scratch_is_refused(tmp_path: Path) -> None:
     captions = write_captions(tmp_path / "pairs", (4, 4))
     with pytest.raises(ValueError, match=r"lora_rank=2 .* the text tower would start from scratch"):
         make_image_text_trainer(captions, tmp_path / "out", "--lora_rank", "2")

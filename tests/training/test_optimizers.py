@@ -1,43 +1,56 @@
-"""Muon, schedule-free optimizers and schedules: formulas, and resumed runs."""
+"""Muon, schedule-free optimizers, schedules, parameter groups and frozen parameters."""
 
 import copy
 import math
+import re
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor
-from transformers import TrainerCallback
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, get_scheduler
 
-from hf_vit import HfViTForImageClassification
+from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
+from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
-from hf_vit.training.optimizer import Muon
+from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, planned_step
 from hf_vit.training.publishing.model_card import describe_options
 
-from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
 from ..helpers.references import assert_identical
-from ..helpers.trainings import build, collate, flatten
+from ..helpers.trainings import build, collate, digits_trainer, examples_of, flatten, training_arguments
 
 
 def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
     fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "eval_strategy": "no", "save_strategy": "no"}
-    return HfViTTrainingArguments(str(folder), per_device_train_batch_size=8, **{**fixed, **options})
+    return HfViTTrainingArguments(str(folder), **{**fixed, **options})
 
 
-def make_trainer(folder: Path, **options: Any) -> HfViTTrainer:
-    """Return the trainer of a small classifier with dropout, for 4 steps by default."""
-    config = small_config(hidden_dropout_prob=0.1)
-    batch = TRAINING_CASES["class_numbers"].make_batch(config, 16)
-    examples = [{key: value[index] for key, value in batch.items()} for index in range(16)]
-    return HfViTTrainer(
-        model=build(HfViTForImageClassification, config),
-        args=arguments(folder, **{"num_train_epochs": 2, "learning_rate": 0.01, **options}),
-        train_dataset=examples,
-        eval_dataset=examples,
-        data_collator=collate,
-    )
+def make_trainer(
+    folder: Path, case: str = "class_numbers", trainer_class: type[Trainer] = HfViTTrainer, config: Any = None,
+    **options: Any,
+) -> Trainer:  # fmt: skip
+    """Return the trainer of a small model, by default a classifier with dropout for 4 steps of 8 images."""
+    training_case = TRAINING_CASES[case]
+    small = small_config(**{**training_case.overrides, **(config or {"hidden_dropout_prob": 0.1})})
+    model, examples = build(training_case.model_class, small), examples_of(training_case.make_batch(small, 16))
+    options = {"num_train_epochs": 2, "learning_rate": 0.01, "per_device_train_batch_size": 8, **options}
+    args = (arguments if trainer_class is HfViTTrainer else training_arguments)(folder, **options)
+    datasets = {"train_dataset": examples, "eval_dataset": examples}
+    return trainer_class(model=model, args=args, data_collator=collate, **datasets)
+
+
+def train(folder: Path, **options: Any) -> Trainer:
+    trainer = make_trainer(folder, **{"num_train_epochs": 1, "warmup_steps": 0, **options})
+    trainer.train()
+    return trainer
 
 
 def set_gradients(model: torch.nn.Module, seed: int) -> None:
@@ -62,20 +75,16 @@ def test_muon_is_its_formula_for_matrices_of_blocks_and_adamw_for_the_rest() -> 
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.3, layer_decay=0.5, use_muon=True), **options)
     adamw = torch.optim.AdamW(make_parameter_groups(other, 0.1, 0.3, layer_decay=0.5), **options)
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    hidden = [
-        name
-        for name, parameter in model.named_parameters()
-        if "encoder.layers" in name and name.endswith("weight") and parameter.ndim == 2
-    ]
-    assert len(hidden) == 3 * 4
-    expected = {name: dict(model.named_parameters())[name].detach().clone() for name in hidden}
+    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    expected = {name: matrix.detach().clone() for name, matrix in matrices.items() if "encoder.layers" in name}
+    assert len(expected) == 3 * 4
     momenta = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for step in range(3):
         for part in (model, other):
             set_gradients(part, step)
         optimizer.step()
         adamw.step()
-        for name in hidden:
+        for name in momenta:
             parameter = model.get_parameter(name)
             momenta[name] = 0.95 * momenta[name] + 0.05 * parameter.grad
             direction = 0.05 * parameter.grad + 0.95 * momenta[name]
@@ -102,22 +111,6 @@ def test_muon_steps_as_torchs_own_does() -> None:
     torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the reference takes steps of 0.1 in bfloat16
 
 
-def test_muon_goes_on_from_its_saved_state_bit_for_bit(tmp_path: Path) -> None:
-    models = [HfViTForImageClassification(small_config()) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    first, second = (Muon(make_parameter_groups(m, 0.1, 0.1, use_muon=True), lr=0.1, fused=True) for m in models)
-    set_gradients(models[0], 0)
-    first.step()
-    torch.save(first.state_dict(), tmp_path / "optimizer.pt")
-    second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    models[1].load_state_dict(models[0].state_dict())
-    for optimizer, model in zip((first, second), models, strict=True):
-        set_gradients(model, 1)
-        optimizer.step()
-    assert_identical(second.state_dict(), first.state_dict())
-    assert_identical(models[1].state_dict(), models[0].state_dict())
-
-
 def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
     model = HfViTForImageClassification(small_config())
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.1, use_muon=True), lr=0.1, fused=True)
@@ -135,23 +128,13 @@ def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
         assert (scaler.get_scale() < before) == (not moved)
 
 
-def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"use_muon=True requires AdamW for the other weights, not optim=sgd"):
-        arguments(tmp_path, use_muon=True, optim="sgd")
-    with pytest.raises(ValueError, match=r"Linear has none to train"):
-        make_parameter_groups(torch.nn.Linear(2, 2), 0.1, 0.1, use_muon=True)
-
-
-class UnderDeepSpeed(HfViTTrainer):
-    """A trainer that behaves as if DeepSpeed held the weights."""
-
-    def create_accelerator_and_postprocess(self) -> None:
-        super().create_accelerator_and_postprocess()
-        self.is_deepspeed_enabled = True
-
-
 @pytest.mark.parametrize(("name", "value"), [("use_muon", True), ("ema_decay", 0.9)])
 def test_what_needs_the_weights_is_refused_under_deepspeed(name: str, value: object, tmp_path: Path) -> None:
+    class UnderDeepSpeed(HfViTTrainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            self.is_deepspeed_enabled = True
+
     model = HfViTForImageClassification(small_config())
     with pytest.raises(ValueError, match=f"{name}={value} works under DDP and FSDP2, not under DeepSpeed"):
         UnderDeepSpeed(model=model, args=arguments(tmp_path, **{name: value}))
@@ -199,65 +182,44 @@ def test_schedule_free_averages_are_saved_evaluated_and_left_behind(tmp_path: Pa
         saved = load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")
         saved_weights = flatten([saved[name] for name in names])
         torch.testing.assert_close(saved_weights, recorder.averages[step], rtol=0, atol=1e-6)
-    left = flatten(list(trainer.model.parameters()))
-    assert torch.equal(left, saved_weights)
+    assert torch.equal(flatten(list(trainer.model.parameters())), saved_weights)
     trainer.evaluate()
-    assert torch.equal(flatten(list(trainer.model.parameters())), left)
+    assert torch.equal(flatten(list(trainer.model.parameters())), saved_weights)
 
 
 def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path,
-        save_strategy="steps",
-        eval_strategy="steps",
-        save_steps=1,
-        eval_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        max_steps=4,
-        **{**SCHEDULE_FREE, "learning_rate": 1.0},  # a high learning rate, so that the last model is not the best
-    )
+    options = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    # The learning rate is high, so that the last model is not the best.
+    trainer = make_trainer(tmp_path, **options, **{**SCHEDULE_FREE, "learning_rate": 1.0})
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
-    assert best.name != "checkpoint-4"
+    assert best.name != "checkpoint-3"
     trainer.evaluate()
     saved = load_file(best / "model.safetensors")
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, saved[name]), name
 
 
-def test_schedule_free_takes_no_schedule(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"lr_scheduler_type=cosine\. Say --lr_scheduler_type constant"):
-        arguments(tmp_path, optim="schedule_free_adamw")
-
-
 def cosine(done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2
 
 
+STABLE = "warmup_stable_decay"
 # Learning rates of ten steps, two of them warmup.
 CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "linear": ({"lr_scheduler_type": "linear"}, [0, 1 / 2, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
     "cosine": ({}, [0, 1 / 2, *(cosine(step / 8) for step in range(8))]),
     "constant_with_warmup": ({"lr_scheduler_type": "constant_with_warmup"}, [0, 1 / 2, *[1] * 8]),
     "constant": ({"lr_scheduler_type": "constant"}, [1] * 10),
-    "warmup_stable_decay": (
-        {"lr_scheduler_type": "warmup_stable_decay"},
-        [0, 1 / 2, *[1] * 7, 1 / 2],  # the last fifth is a cosine decay
-    ),
+    # The last fifth is a cosine decay.
+    "warmup_stable_decay": ({"lr_scheduler_type": STABLE}, [0, 1 / 2, *[1] * 7, 1 / 2]),
     "decay_in_steps": (
-        {
-            "lr_scheduler_type": "warmup_stable_decay",
-            "decay_steps": 4,
-            "lr_scheduler_kwargs": {"decay_type": "linear"},
-        },
+        {"lr_scheduler_type": STABLE, "decay_steps": 4, "lr_scheduler_kwargs": {"decay_type": "linear"}},
         [0, 1 / 2, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4],
     ),
     "decay_of_the_library": (
-        {
-            "lr_scheduler_type": "warmup_stable_decay",
-            "lr_scheduler_kwargs": {"num_decay_steps": 2, "min_lr_ratio": 0.5},
-        },
+        {"lr_scheduler_type": STABLE, "lr_scheduler_kwargs": {"num_decay_steps": 2, "min_lr_ratio": 0.5}},
         [1 / 2, 3 / 4, *[1] * 7, 3 / 4],
     ),
 }
@@ -277,12 +239,10 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
         trainer.optimizer.step()
         trainer.lr_scheduler.step()
     torch.testing.assert_close(torch.tensor(rates) / 0.1, torch.tensor(curve)[:, None].expand(10, 10).float())
-
-
-def test_a_decay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, lr_scheduler_type="warmup_stable_decay", warmup_steps=5, decay_steps=0.6)
-    with pytest.raises(ValueError, match=r"5 warm-up steps and decay_steps=0\.6 exceed the 10 steps"):
-        trainer.create_optimizer_and_scheduler(10)
+    if "decay_steps" in options:
+        trainer = make_trainer(tmp_path, **{**options, "warmup_steps": 5, "decay_steps": 0.6})
+        with pytest.raises(ValueError, match=r"5 warm-up steps and decay_steps=0\.6 exceed the 10 steps"):
+            trainer.create_optimizer_and_scheduler(10)
 
 
 @pytest.mark.parametrize(
@@ -292,18 +252,259 @@ def test_a_decay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be more than 0"),
         ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
         ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
+        ({"use_muon": True, "optim": "sgd"}, "use_muon=True requires AdamW for the other weights, not optim=sgd"),
+        ({"optim": "schedule_free_adamw"}, r"lr_scheduler_type=cosine\. Say --lr_scheduler_type constant"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_values_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, **options)
 
 
 def test_a_card_says_what_was_optimized_how(tmp_path: Path) -> None:
     args = arguments(tmp_path, use_muon=True, layer_decay=0.75, trainable_blocks=2)
-    assert describe_options(args) == {
-        "matrices of blocks": "Muon",
-        "learning rate from layer to layer": "x 0.75",
-        "blocks that learn": "the last 2",
-    }
+    expected = {"matrices of blocks": "Muon", "learning rate from layer to layer": "x 0.75"}
+    assert describe_options(args) == {**expected, "blocks that learn": "the last 2"}
     assert describe_options(arguments(tmp_path)) == {}
+
+
+KINDS = ("cosine", "linear", "polynomial", "inverse_sqrt", "warmup_stable_decay", "constant_with_warmup")
+
+
+def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
+    """Return the learning rates of all steps of a run whose number of steps changes."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
+    scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
+    follow_lengths(scheduler, lengths)
+    rates = []
+    for _ in range(list(lengths.values())[-1]):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return [*rates, optimizer.param_groups[0]["lr"]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    warmup=st.sampled_from([0.0, 0.1, 0.25, 0.5]),
+    planned=st.integers(2, 60),
+    changes=st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.3, 4.0)), min_size=1, max_size=4),
+)
+def test_no_rate_rises_after_the_peak(kind: str, warmup: float, planned: int, changes: list[Any]) -> None:
+    lengths = {0: planned}
+    for share, factor in changes:
+        last, length = list(lengths.items())[-1]
+        step = last + max(1, int(share * (length - last)))
+        if step >= length:
+            break
+        lengths[step] = step + max(1, int(factor * (length - step)))
+    rates = rates_of(kind, warmup, lengths)
+    peak = max(range(len(rates)), key=rates.__getitem__)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    if kind in ("cosine", "linear"):
+        assert rates[-1] == pytest.approx(0, abs=1e-6)
+    assert planned_step(list(lengths.values())[-1], lengths) == pytest.approx(planned)
+    assert [planned_step(step, {0: planned}) for step in range(planned)] == list(range(planned))
+
+
+@pytest.mark.parametrize(("begun", "resumed", "done"), [(4, 8, 3), (8, 4, 1), (3, 9, 2)])
+def test_another_length_goes_on_from_the_rate(begun: int, resumed: int, done: int, tmp_path: Path) -> None:
+    options = {"warmup_steps": 0.25, "lr_scheduler_type": "cosine", "save_strategy": "steps", "logging_steps": 1}
+    options |= {"save_steps": 1, "save_total_limit": None, "eval_strategy": "no", "per_device_train_batch_size": 4}
+
+    def train(length: int, checkpoint: int | None) -> dict[int, float]:
+        trainer = digits_trainer(tmp_path, max_steps=length, **options)
+        trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / f"checkpoint-{checkpoint}"))
+        return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry}
+
+    rates, now = train(begun, None), train(resumed, done)
+    assert train(resumed, done + 1) == now
+    assert len(now) == resumed
+    assert now[done + 1] == pytest.approx(rates[done + 1])
+    found = [now[step] for step in sorted(now)]
+    peak = found.index(max(found))
+    assert found[peak:] == sorted(found[peak:], reverse=True)
+
+
+WITHOUT_DECAY = re.compile(
+    r"bias$|norm\d?\.weight$|norms\.\d\.weight$|LayerNorm\.weight$|_token$|_tokens$|"
+    r"position_embeddings?(\.weight)?$|\.scale$|logit_scale$|"
+    r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
+    r"(token|word|token_type)_embeddings?\.weight$"
+)
+# Options for which the last blocks do not contribute to the loss.
+UNUSED: dict[str, list[dict[str, Any]]] = {
+    "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
+    "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
+    "deformable": [{"detection_config": {**DEFORMABLE, "out_indices": [1, 2]}}],
+}
+
+
+def all_models() -> Iterator[HfViTPreTrainedModel]:
+    """Yield a model of every task and of every backbone variant."""
+    for case in TRAINING_CASES.values():
+        yield case.model_class(small_config(**case.overrides))
+    for variant in VARIANTS:
+        yield HfViTForImageClassification(small_config(variant))
+
+
+def rates(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the learning rate of each parameter by name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: group["lr"] for group in groups for parameter in group["params"]}
+
+
+def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() -> None:
+    for model in all_models():
+        groups = make_parameter_groups(model, 1e-3, 0.05)
+        assert [group["name"] for group in groups if group["weight_decay"]] == ["embeddings to head"]
+        assert len(groups) == 2
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        grouped = [names[parameter] for group in groups for parameter in group["params"]]
+        assert sorted(grouped) == sorted(names.values())
+        for group in groups:
+            for parameter in group["params"]:
+                assert (group["weight_decay"] == 0) == bool(WITHOUT_DECAY.search(names[parameter])), names[parameter]
+
+
+def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
+    # This model has three blocks.
+    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))
+    rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
+    expected = {
+        "model.embeddings.cls_token": 0.1 / 16,
+        "model.embeddings.patch_embeddings.projection.weight": 0.1 / 16,
+        "model.pre_norm.weight": 0.1 / 16,
+        "model.encoder.layers.0.attention.qkv.weight": 0.1 / 8,
+        "model.encoder.layers.1.layer_scale1.scale": 0.1 / 4,
+        "model.encoder.layers.2.mlp.fc2.bias": 0.1 / 2,
+        "model.norm.weight": 0.1 / 2,
+        "model.pooler.dense.weight": 0.3,
+        "classifier.weight": 0.3,
+        "distillation_classifier.bias": 0.3,
+    }
+    assert {name: rate[name] for name in expected} == pytest.approx(expected)
+
+
+def test_blocks_of_heads_learn_as_heads() -> None:
+    for case in ("mae", "deformable", "queries", "universal", "sigmoid"):
+        model = TRAINING_CASES[case].model_class(small_config(**TRAINING_CASES[case].overrides))
+        groups = make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
+        for name, rate in rates(model, groups).items():
+            assert (rate == 0.1) == (not name.startswith("model.")), name
+        layers = {group["name"].removesuffix(", no decay") for group in groups}
+        assert layers <= {"embeddings", "block 0", "block 1", "block 2", "head"}
+
+
+def test_groups_keep_their_factor_in_checkpoints_and_schedules() -> None:
+    model = HfViTForImageClassification(small_config())
+    optimizer, other = (
+        torch.optim.AdamW(make_parameter_groups(model, 0.1, 0.05, layer_decay=layer_decay))
+        for layer_decay in (0.5, 0.9)
+    )
+    other.load_state_dict(optimizer.state_dict())
+    schedule = LambdaLR(other, lambda step: 1 / (1 + step))
+    other.step()
+    schedule.step()
+    assert len(other.param_groups) == 10
+    for group in other.param_groups:
+        assert group["initial_lr"] == pytest.approx(0.1 * group["lr_scale"])
+        assert group["lr"] == pytest.approx(0.05 * group["lr_scale"])
+    assert min(group["lr_scale"] for group in other.param_groups) == 0.5**4
+
+
+def test_layers_of_a_model_without_a_backbone_cannot_differ() -> None:
+    model = nn.Linear(2, 2)
+    assert len(make_parameter_groups(model, 0.1, 0.05)) == 2
+    with pytest.raises(ValueError, match=r"layer_decay=0\.5 .* Linear has no HfViTModel"):
+        make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
+    with pytest.raises(ValueError, match="Linear has none to train"):
+        make_parameter_groups(model, 0.1, 0.1, use_muon=True)
+
+
+def test_training_is_the_librarys_where_its_groups_are_right(tmp_path: Path) -> None:
+    config = {"position_embedding_type": "rotary", "use_cls_token": False, "pooling": "mean"}
+    options = {"weight_decay": 0.5, "lr_scheduler_type": "linear", "config": config}
+    ours, theirs = (train(tmp_path, trainer_class=kind, **options) for kind in (HfViTTrainer, Trainer))
+    assert torch.equal(flatten(list(ours.model.parameters())), flatten(list(theirs.model.parameters())))
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [*zip(TRAINING_CASES, cycle([3, 5]), strict=False)])
+def test_parameters_without_a_gradient_are_foreseen(name: str, num_layers: int) -> None:
+    case = TRAINING_CASES[name]
+    for overrides in ({}, *UNUSED.get(name, ()), {"use_mask_token": True}):
+        config = small_config(**{**case.overrides, "num_hidden_layers": num_layers, **overrides})
+        model = build(case.model_class, config).train()
+        model(**case.make_batch(config, 2)).loss.backward()
+        lacks = [key for key, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+        assert may_lack_gradients(model) == bool(lacks), (overrides, lacks)
+
+
+def test_prefixes_are_whole_words_of_the_model() -> None:
+    model = HfViTForImageClassification(small_config(num_hidden_layers=11))
+    freeze(model, ["model.encoder.layers.1", "model.embeddings"])
+    names = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert {name.split(".")[3] for name in names if "layers" in name} == {"1"}
+    assert {name.split(".")[1] for name in names} == {"encoder", "embeddings"}
+    assert "model.embeddings.cls_token" in names
+    with pytest.raises(ValueError, match=r"starts with 'model\.embed'\. It has model\.embeddings, model\.encoder, "):
+        freeze(model, ["model.embed"])
+    with pytest.raises(ValueError, match="trainable_blocks=12, but the model has 11 blocks"):
+        freeze(model, trainable_blocks=12)
+    with pytest.raises(ValueError, match="is left to learn"):
+        freeze(model, ["model", "classifier"])
+
+
+def test_the_last_blocks_learn_with_the_heads() -> None:
+    for number, expected in {0: set(), 1: {"2"}, 3: {"0", "1", "2"}}.items():
+        model = HfViTForImageClassification(small_config("clip"))
+        freeze(model, trainable_blocks=number)
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        assert {name.split(".")[3] for name in names if "layers" in name} == expected
+        final = {"model.norm.weight", "model.norm.bias"} if number else set()
+        assert {name for name in names if "layers" not in name} == {"classifier.weight", "classifier.bias"} | final
+        groups = make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
+        assert sorted(rates(model, groups)) == sorted(names)
+
+
+def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
+    """Tests a linear probe and a model with dropout, stochastic depth and batch norm."""
+    noisy = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
+    begun = build(HfViTForSemanticSegmentation, small_config(**TRAINING_CASES["batch_norm"].overrides, **noisy))
+    options = {"freeze": "segmentation_head.linear.norm", "trainable_blocks": 0, "config": noisy}
+    model = train(tmp_path, case="batch_norm", **options).model
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, begun.state_dict()[name])}
+    assert moved == {"segmentation_head.linear.classifier.weight", "segmentation_head.linear.classifier.bias"}
+    assert not model.model.training
+    assert model.segmentation_head.linear.training
+
+
+def test_a_frozen_model_trains_under_ddp() -> None:
+    """DDP would fail at the second step if an expected gradient were missing."""
+    model = HfViTForImageClassification(small_config())
+    freeze(model, ["model.encoder.layers.2"], trainable_blocks=2)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        batch = TRAINING_CASES["class_numbers"].make_batch(model.config, 2)
+        for _ in range(3):
+            parallel(**batch).loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("case", ["semantic", "class_numbers"])
+def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Path) -> None:
+    # Rounding errors are the only gradients of key biases. Adam would turn them into full steps.
+    options = {"layer_decay": 0.7, "max_grad_norm": 0.1, "adam_epsilon": 1e-4, "config": {"key_bias": False}}
+    at_once = train(tmp_path, case=case, **options)
+    in_parts = train(tmp_path, case=case, per_device_train_batch_size=1, gradient_accumulation_steps=8, **options)
+    assert at_once.state.global_step == in_parts.state.global_step == 2
+    weights, expected = (flatten(list(trainer.model.parameters())) for trainer in (in_parts, at_once))
+    assert (weights - expected).abs().max() < 1e-6

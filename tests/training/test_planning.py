@@ -1,9 +1,9 @@
-"""Default hyperparameters: choice by data and device, time budget, and repetition."""
+"""Default hyperparameters: choice by data and device, time budget, and repetition; linear probes."""
 
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,48 +15,39 @@ import torch
 import yaml
 from PIL import Image
 
-from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTModel
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.data.datasets import TargetData
+from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.options.library import options_of
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
+from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, Task
 from hf_vit.training.arguments import TaskArguments
 from hf_vit.training.checkpoints import checkpoints_in
+from hf_vit.training.finetuning.probe import PENALTIES, fit_probe
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
-from hf_vit.training.planning import budget, keep_budget, plan
+from hf_vit.training.planning import budget, defaults, keep_budget, plan
 from hf_vit.training.planning.budget import Budget, Pace, measure_pace
-from hf_vit.training.planning.defaults import (
-    CLASSIFICATION,
-    DEPTH,
-    DETECTION,
-    IMAGE_TEXT,
-    MASKED_IMAGES,
-    SEGMENTATION,
-    UNSTORED,
-    Size,
-    TaskDefaults,
-    choose,
-)
+from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.gather import measure_classes
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import plan_evaluation
+from hf_vit.training.tasks.image_classification import choose_share, interpolate
 
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.object_trainings import write_objects
 from ..helpers.options import evaluation_values, given_arguments, run, task_of
 
 
-NAMES = ["cat", "dog", "fox"]
 PHOTOGRAPHS = Facts(num_images=900)
 OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_size=128)
 
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ignore the import time, which is long in a test session with many modules.
+    # The import time is long in a test session with many modules.
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
 
 
@@ -84,32 +75,26 @@ def test_facts_choose(facts: Facts, expected: dict[str, Any]) -> None:
     assert {name: options.get(name) for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("table", [CLASSIFICATION, DEPTH])
-@pytest.mark.parametrize("known", [{"steps": 800}, {}])
+@pytest.mark.parametrize(("table", "known"), [(CLASSIFICATION, {"steps": 800}), (defaults.DEPTH, {})])
 def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDefaults, known: dict[str, int]) -> None:
     facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
     fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
     tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
-    shape = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
     # Options that the encoder determines.
-    encoders = shape | {"position_embedding_type", "pooling", "initializer_range"}
+    encoders = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
+    encoders |= {"position_embedding_type", "pooling", "initializer_range"}
     config = fresh.pop("config_overrides")
     assert tuned.pop("config_overrides") == {name: value for name, value in config.items() if name not in encoders}
     assert tuned == {name: value for name, value in fresh.items() if name not in ("whiten_patches", "image_size")}
 
 
-def test_a_small_encoder_of_another_method_keeps_what_that_method_learns_by() -> None:
-    options = chosen(OWN_ENCODER, table=MASKED_IMAGES)
+def test_a_small_encoder_of_another_method_keeps_its_options_and_heads_of_widths_that_divide() -> None:
+    options = chosen(OWN_ENCODER, table=defaults.MASKED_IMAGES)
     assert (options["learning_rate"], options.get("use_muon")) == (0.0, None)
-
-
-@pytest.mark.parametrize("table", [MASKED_IMAGES, IMAGE_TEXT])
-def test_heads_fit_widths_that_their_attention_can_divide(table: TaskDefaults) -> None:
-    heads = [
-        chosen(replace(OWN_ENCODER, hidden_size=width), table=table).get("config_overrides") for width in (64, 60)
-    ]
-    assert heads[0] == table.head(PHOTOGRAPHS, 64) != {}
-    assert heads[1] is None
+    for table in (defaults.MASKED_IMAGES, defaults.IMAGE_TEXT):
+        narrow, odd = (chosen(replace(OWN_ENCODER, hidden_size=width), table=table) for width in (64, 60))
+        assert narrow.get("config_overrides") == table.head(PHOTOGRAPHS, 64) != {}
+        assert "config_overrides" not in odd
 
 
 def test_images_change_the_more_the_more_often_they_are_seen() -> None:
@@ -117,15 +102,12 @@ def test_images_change_the_more_the_more_often_they_are_seen() -> None:
     assert [options["auto_augment"] for options in (few, some, many)] == ["none", "trivialaugment", "trivialaugment"]
     assert ["label_smoothing_factor" in options for options in (few, some, many)] == [False, True, True]
     assert ["cutmix_alpha" in options for options in (few, some, many)] == [False, False, True]
-
-
-def test_thumbnails_are_shifted_where_they_are_seen_again() -> None:
     thumbnails = replace(PHOTOGRAPHS, native_size=32, num_images=45_000)
     assert [chosen(thumbnails, steps=steps)["crop_padding"] for steps in (1400, 14_000)] == [0, 4]
 
 
 def test_depths_are_learned_as_they_are() -> None:
-    options = chosen(PHOTOGRAPHS, table=DEPTH, steps=800)
+    options = chosen(PHOTOGRAPHS, table=defaults.DEPTH, steps=800)
     scales = options["min_scale"], options["max_scale"]
     transform = DenseAugmentation((16, 16), scale_range=scales, keep_aspect_ratio=options["keep_aspect_ratio"])
     example = {"image": Image.new("RGB", (40, 20)), "depth_map": torch.full((20, 40), 2.0)}
@@ -135,13 +117,13 @@ def test_depths_are_learned_as_they_are() -> None:
 def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
     size = Size(None, None, 112, 14)  # a patch covers 1/8 of each side of the image
     thin, thick = (replace(PHOTOGRAPHS, detail_share=share) for share in (0.04, 0.2))
-    options = choose(SEGMENTATION, thin, (), {}, size=size)
+    options = chosen(thin, table=defaults.SEGMENTATION, size=size)
     # The scale is 1/8 / (2 · 0.04) = 1.5625, halved for the minimum and doubled for the maximum.
     assert (options["min_scale"], options["max_scale"]) == (0.78, 3.12)
-    assert "max_scale" not in choose(SEGMENTATION, thick, (), {}, size=size)
-    assert choose(SEGMENTATION, replace(thin, detail_share=1e-3), (), {}, size=size)["max_scale"] == 4
-    assert "max_scale" not in choose(SEGMENTATION, thin, (), {})  # the image size is unknown
-    assert "min_scale" not in choose(SEGMENTATION, thin, {"max_scale"}, {}, size=size)
+    assert "max_scale" not in chosen(thick, table=defaults.SEGMENTATION, size=size)
+    assert chosen(replace(thin, detail_share=1e-3), table=defaults.SEGMENTATION, size=size)["max_scale"] == 4
+    assert "max_scale" not in chosen(thin, table=defaults.SEGMENTATION)  # the image size is unknown
+    assert "min_scale" not in chosen(thin, "max_scale", table=defaults.SEGMENTATION, size=size)
 
 
 def test_the_width_of_classes_is_measured_without_what_is_ignored() -> None:
@@ -177,10 +159,8 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
     given = {"pooling": "cls", "detection_config": {"num_queries": 7}}
     options = choose(DETECTION, Facts(max_objects=20), ["pooling"], given, size=Size(128, 6, 64, 8))
     config = options["config_overrides"]
-    assert config["pooling"] == "cls"
-    assert config["hidden_size"] == 128
-    assert config["detection_config"]["num_queries"] == 7
-    assert config["detection_config"]["num_groups"] == 4
+    assert (config["pooling"], config["hidden_size"]) == ("cls", 128)
+    assert (config["detection_config"]["num_queries"], config["detection_config"]["num_groups"]) == (7, 4)
     assert "detection_config" not in chosen(replace(PHOTOGRAPHS, start="head"), table=DETECTION)
 
 
@@ -199,7 +179,7 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
         ({"start": "backbone"}, (), Size(None, None, 112, 14), True),
     ],
 )
-def test_attention_is_eager_where_the_fused_one_trains_slowly(
+def test_attention_is_eager_where_it_is_faster(
     changes: dict[str, Any], given: tuple[str, ...], size: Size | None, is_eager: bool
 ) -> None:
     facts = replace(PHOTOGRAPHS, **{"has_bf16": True, "has_slow_sdpa": True, **changes})
@@ -252,9 +232,7 @@ SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, 
         ({"image_size": None}, {}, [None]),
     ],
 )
-def test_saved_models_see_images_of_several_sizes(
-    changes: dict[str, Any], given: dict[str, int], expected: list[int | None]
-) -> None:
+def test_saved_models_see_several_sizes(changes: dict[str, Any], given: dict[str, int], expected: list) -> None:
     sizes = CLASSIFICATION.sizes(replace(SAVED, **changes), given)
     assert [None if size is None else size.image_size for size in sizes] == expected
 
@@ -270,39 +248,23 @@ def test_the_faster_precision_is_chosen(photos: Path, tmp_path: Path, monkeypatc
         assert planner.fit(planner.task, facts, 1.0, 32).get("bf16") is expected
 
 
-def parse_task(kind: Any, command: list[str]) -> Any:
-    return task_of(kind, command)
-
-
 def planner_of(kind: Any, command: list[str]) -> Planner:
-    return Planner(parse_task(kind, command), given_arguments(kind.argument_types(), command), print)
+    return Planner(task_of(kind, command), given_arguments(kind.argument_types(), command), print)
 
 
-class Clock:
-    """A clock that advances by the measured times."""
-
-    def __init__(self) -> None:
-        self.now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def measure(self, paces: dict[Size | None, Pace]) -> Callable[[Size | None], Pace]:
-        def take(size: Size | None) -> Pace:
-            self.now += 5 * paces[size].step
-            return paces[size]
-
-        return take
-
-
-@pytest.mark.parametrize("minutes", [1, 4, 60])
-@pytest.mark.parametrize("step", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize(("minutes", "step"), [*itertools.product([1, 4, 60], [0.01, 0.1, 1.0])])
 def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float, step: float) -> None:
-    clock, sizes = Clock(), list(CLASSIFICATION.ladder)
+    now, sizes = 5.0, list(CLASSIFICATION.ladder)
     paces: dict[Size | None, Pace] = {size: Pace(step * 2**number, 0.01) for number, size in enumerate(sizes)}
-    made = Budget(60 * minutes, num_scored=100, num_validated=90, num_probed=0, clock=clock)
-    choice = made.choose(sizes, 1500, clock.measure(paces))
-    spent = clock.now + choice.steps * choice.pace.step + choice.evaluations * 90 * 0.01 + 100 * 0.01
+
+    def measure(size: Size | None) -> Pace:
+        nonlocal now
+        now += 5 * paces[size].step
+        return paces[size]
+
+    made = Budget(60 * minutes, num_scored=100, num_validated=90, num_probed=0, clock=lambda: now)
+    choice = made.choose(sizes, 1500, measure)
+    spent = now + choice.steps * choice.pace.step + choice.evaluations * 90 * 0.01 + 100 * 0.01
     assert 0.8 * made.seconds < spent <= made.seconds
     assert choice.evaluations != 1
     enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
@@ -345,12 +307,14 @@ def test_heads_of_detectors_learn_from_stored_features(
     HfViTModel(HfViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "saved")
     HfViTImageProcessor(size=(32, 32)).save_pretrained(tmp_path / "saved")
 
-    def measure_in_time(*args: Any) -> Pace:
-        assert (measure_pace(*args).view > 0) is is_stored
-        return Pace(2.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
+    def measure_in_time(task: Task, seconds: float) -> Pace:
+        assert (measure_pace(task, 0.0).view > 0) is is_stored
+        return Pace(5.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
 
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
+    monkeypatch.setattr(plan, "LEAST_STEPS", 1)
+    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the number of steps stays
     start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "2", *given]
     report_lines: list[str] = []
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
@@ -360,32 +324,34 @@ def test_heads_of_detectors_learn_from_stored_features(
     assert any("features of frozen blocks are stored" in line for line in report_lines) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
     assert len(folders) == is_stored  # the timed steps must leave no features behind
+    assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= defaults.UNSTORED
 
 
-def test_what_keeps_features_from_being_stored_are_options() -> None:
-    assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= UNSTORED
-
-
-def write_photos(folder: Path, with_test: bool) -> Path:
+def write_photos(folder: Path, with_test: bool = True, color: int = 120) -> Path:
     generator = np.random.default_rng(0)
     for split, count in (("train", 20), *((("test", 4),) if with_test else ())):
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(("cat", "dog", "fox")):
             (folder / split / name).mkdir(parents=True)
             for index in range(count):
                 pixels = generator.integers(0, 120, (16, 16, 3), dtype=np.uint8)
-                pixels[..., number] += 120
+                pixels[..., number] += color
                 Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
     return folder
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), with_test=True)
+    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 def command_of(data: Path, output: Path, *options: str) -> list[str]:
     quiet = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--dataloader_num_workers", "0"]
     return ["--dataset_name", str(data), "--output_dir", str(output), *quiet, *options]
+
+
+SHAPE = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "patch_size": 8}
+CHANGED = {"hidden_act": "silu", "num_hidden_layers": 1}
+TINY = ["--image_size", "16", "--per_device_train_batch_size", "8", "--config_overrides", json.dumps(SHAPE)]
 
 
 def train(command: list[str]) -> list[str]:
@@ -394,31 +360,28 @@ def train(command: list[str]) -> list[str]:
     return report_lines
 
 
-def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget, "LEAST_TIMED", 3)
-    # Ignore the import time of the test session, which has imported other modules as well.
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
+def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "LEAST_TIMED", 1)
+    for module in (plan, keep_budget):
+        monkeypatch.setattr(module, "LEAST_STEPS", 1)
 
-    def measure_wrongly(*args: Any) -> Pace:
-        assert min(measure_pace(*args)[:2]) > 0
-        return Pace(step=1.8, image=0.0)
+    def measure_wrongly(task: Task, seconds: float) -> Pace:
+        assert min(measure_pace(task, 0.0)[:2]) > 0
+        return Pace(step=60.0, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
     monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough for a single correction
-    command = command_of(photos, tmp_path / "out", "--minutes", "1", "--config_overrides", '{"hidden_act": "silu"}')
+    command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
     report_lines = "\n".join(train(command))
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
-    size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", report_lines).groups()  # type: ignore[union-attr]
+    size, steps = re.search(r"(Size: .*)\n(Steps: .*)\nEnd: ", report_lines).groups()  # type: ignore[union-attr]
     assert "images of 16 pixels (most have 16)" in size
     assert "no training images are held out" in report_lines
     file = tmp_path / "out" / "recipe.yaml"
     recipe = yaml.safe_load(file.read_text())
     assert f"Steps: {recipe['max_steps']:,} of " in steps
     assert "minutes" not in recipe
-    assert recipe["config_overrides"]["hidden_act"] == "silu"
-    assert recipe["config_overrides"]["position_embedding_type"] == "sincos2d"
+    assert recipe["config_overrides"].items() > {**CHANGED, "position_embedding_type": "sincos2d"}.items()
     assert recipe["train_val_split"] == 0.0
     (change,) = recipe["length_changes"]
     length = int(change.partition(":")[2])
@@ -432,105 +395,82 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     train([*command, "--resume_from_checkpoint", "last"])
     assert yaml.safe_load(file.read_text()) == recipe
     train([str(file), "--output_dir", str(tmp_path / "again")])
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
-    assert weights == [first, first]
+    assert [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")] == [first, first]
 
 
-def test_a_budget_for_hardly_a_step_is_refused_before_the_training(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
-    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=4.0, image=0.0))
-    message = r"--minutes 1 leaves time for 1\d of at least 20 steps, each of 4 s\. .*image_size.*max_steps"
+def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=40.0, image=0.0))
+    message = r"--minutes 10 leaves time for 1\d of at least 20 steps, each of 40 s\. .*image_size.*max_steps"
     with pytest.raises(SystemExit, match=message):
-        train(command_of(photos, tmp_path / "out", "--minutes", "1"))
+        train(command_of(photos, tmp_path / "out", "--minutes", "10"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_budget_that_is_kept_leaves_twenty_steps(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
-    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=1.8, image=0.0))
+def test_a_kept_budget_leaves_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=12.0, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
     monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
+
+    def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
+        callback.start, callback.next_check = callback.budget.clock(), 1
+        callback.budget = replace(callback.budget, seconds=0.0)
+
     # Simulate a machine that became slow: no time is left after the first step.
     monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
-    train(command_of(photos, tmp_path / "out", "--minutes", "1"))
+    train(command_of(photos, tmp_path / "out", "--minutes", "10", *TINY))
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
 
 
-def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
-    """Start a run whose budget is used up."""
-    callback.start, callback.next_check = callback.budget.clock(), 1
-    callback.budget = replace(callback.budget, seconds=0.0)
-
-
-def test_no_report_is_written_of_a_model_that_has_not_changed(photos: Path, tmp_path: Path) -> None:
+def test_a_training_needs_one_step_that_changes_the_weights(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"No step changed the weights, at --learning_rate 0\. Set it higher"):
-        train(command_of(photos, tmp_path / "out", "--max_steps", "2", "--preset", "mnist", "--learning_rate", "0"))
+        train(command_of(photos, tmp_path / "out", "--max_steps", "1", *TINY, "--learning_rate", "0"))
     assert not (tmp_path / "out" / "README.md").exists()
     assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_a_single_step_changes_the_weights(photos: Path, tmp_path: Path) -> None:
-    train(command_of(photos, tmp_path / "out", "--max_steps", "1", "--preset", "mnist", "--save_strategy", "no"))
-    assert (tmp_path / "out" / "README.md").is_file()
-    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    train(command_of(photos, tmp_path / "new", "--max_steps", "1", *TINY, "--save_strategy", "no"))
+    assert (tmp_path / "new" / "README.md").is_file()
+    history = json.loads((tmp_path / "new" / "trainer_state.json").read_text())["log_history"]
     assert history[0]["learning_rate"] > 0
-
-
-@pytest.mark.parametrize("length", ["--max_steps", "--num_train_epochs"])
-def test_a_budget_beside_a_length_is_refused(
-    length: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match=rf"--minutes 4 chooses the number of steps, and {length} 5"):
-        train(command_of(photos, tmp_path / "out", "--minutes", "4", length, "5"))
-    assert not (tmp_path / "out").exists()
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({"max_steps": 5}))
-    with pytest.raises(SystemExit, match=r"--minutes 4 chooses the number of steps, and --max_steps 5"):
-        train([str(recipe), *command_of(photos, tmp_path / "out", "--minutes", "4")])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--max_steps", "5"], "minutes 4 chooses the number of steps, and --max_steps 5"),
+        (["--num_train_epochs", "5"], "minutes 4 chooses the number of steps, and --num_train_epochs 5"),
         (["--minutes", "0"], r"minutes=0\.0 must be at least"),
         (["--minutes", "1e-9"], r"minutes=1e-09 must be at least 0\.01"),
-        (["--minutes", "4", "--choose_defaults", "false"], "minutes=4 chooses the number of steps"),
+        (["--choose_defaults", "false"], "minutes=4 chooses the number of steps"),
     ],
 )
-def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=message):
-        train(command_of(photos, tmp_path / "out", *options))
+def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    command = command_of(tmp_path / "photos", tmp_path / "out", "--minutes", "4", *options)
+    with pytest.raises(ValueError, match=message):
+        planner_of(ImageClassification, command)
+    if "--max_steps" in options:
+        (tmp_path / "recipe.yaml").write_text("max_steps: 5")
+        with pytest.raises(ValueError, match=message):
+            planner_of(ImageClassification, [str(tmp_path / "recipe.yaml"), *command[:-2]])
 
 
 @pytest.mark.parametrize(
     ("options", "is_budgeted"),
     [
         ([], True),
-        (["--learning_rate", "1e-3"], True),
         (["--max_steps", "5"], False),
         (["--num_train_epochs", "5"], False),
-        (["--image_size", "32"], True),
-        (["--preset", "tiny"], True),
-        (["--model_name_or_path", "backbone"], True),
-        (["--config_overrides", '{"pooling": "cls"}'], True),
+        (["--image_size", "32", "--preset", "tiny", "--learning_rate", "1e-3"], True),
+        (["--model_name_or_path", "backbone", "--config_overrides", '{"pooling": "cls"}'], True),
     ],
 )
-def test_ten_minutes_are_the_default_if_no_length_is_given(
-    options: list[str], is_budgeted: bool, tmp_path: Path
-) -> None:
-    command = command_of(tmp_path / "photos", tmp_path / "out", *options)
-    planner = planner_of(ImageClassification, command)
+def test_ten_minutes_are_the_default_if_no_length_is_given(options: list[str], is_budgeted: bool) -> None:
+    planner = planner_of(ImageClassification, command_of(Path("photos"), Path("out"), *options))
     assert planner.minutes(PHOTOGRAPHS) == (10 if is_budgeted else None)
     assert planner.minutes(replace(PHOTOGRAPHS, has_gpu=True)) is None
     assert planner.is_planned
 
 
 @pytest.mark.parametrize(
-    ("with_test", "options", "report_lines"),
+    ("with_test", "options", "said"),
     [
         (True, [], "60 for train, 12 for test; no training images are held out"),
         (True, ["--load_best_model_at_end", "true"], "54 for train, 6 for validation.* held out, and choose the best"),
@@ -538,19 +478,14 @@ def test_ten_minutes_are_the_default_if_no_length_is_given(
         (True, ["--choose_defaults", "false"], "54 for train, 6 for validation.* held out, and follow the training"),
     ],
 )
-def test_nothing_is_held_out_that_chooses_nothing(
-    with_test: bool, options: list[str], report_lines: str, tmp_path: Path
-) -> None:
+def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said: str, tmp_path: Path) -> None:
     data = write_photos(tmp_path / "photos", with_test)
-    config = json.dumps({"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "patch_size": 8})
-    command = command_of(data, tmp_path / "out", "--max_steps", "2", "--image_size", "16", *options)
-    command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
-    assert any(re.search(report_lines, line) for line in train(command))
+    command = command_of(data, tmp_path / "out", "--max_steps", "1", *TINY, *options)
+    assert any(re.search(said, line) for line in train(command))
     places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
-    evaluation, saved = plan_evaluation(
-        evaluation_values([*places, "--split", "validation", "--output_dir", str(tmp_path / "scores")])
-    )
-    if "no training image" not in report_lines:
+    places += ["--split", "validation", "--output_dir", str(tmp_path / "scores")]
+    evaluation, saved = plan_evaluation(evaluation_values(places))
+    if "no training image" not in said:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
     else:  # the evaluation would use images of the training split
@@ -574,6 +509,10 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
     assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
     if not chooses_threshold:
         assert ("validation" in loaded.splits) == (reported == "val")
+        if reported == "test":
+            source.validation_as_test = True
+            with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
+                load_targets(load, source, args)
         return
     images = load().splits
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
@@ -585,10 +524,117 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
         assert (name, len(evaluated.splits[name])) == (split or "test", count)
 
 
-def test_a_test_split_is_not_taken_from_data_that_have_one(tmp_path: Path) -> None:
-    data = write_scenes(tmp_path / "scenes")
-    (data / "val").rename(data / "test")
-    args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
-    source = TaskArguments(dataset_name=str(data), validation_as_test=True)
-    with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
-        load_targets(lambda: load_semantic_segmentation(str(data)), source, args)
+def test_the_accuracy_is_that_of_images_left_out_one_by_one() -> None:
+    generator, classes = torch.Generator().manual_seed(0), torch.arange(40) % 3
+    centers = torch.randn(3, 60, generator=generator, dtype=torch.float64)
+    noise = torch.randn(40, 60, generator=generator, dtype=torch.float64)
+    features = 5 + 0.5 * centers[classes] + 2 * noise
+    found = fit_probe(features, classes, 3)
+    scaled = (features - features.mean(dim=0)) / features.std(dim=0)
+    accuracies = []
+    for penalty in PENALTIES:
+        hits = 0
+        for number in range(len(classes)):
+            kept = torch.arange(len(classes)) != number
+            targets = torch.nn.functional.one_hot(classes[kept], 3).double()
+            mean, center = targets.mean(dim=0), scaled[kept].mean(dim=0)
+            centered = scaled[kept] - center
+            penalized = centered.T @ centered + penalty * torch.eye(features.shape[1])
+            weight = torch.linalg.solve(penalized, centered.T @ (targets - mean))
+            hits += int(((scaled[number] - center) @ weight + mean).argmax() == classes[number])
+        accuracies.append(hits / len(classes))
+    assert found.accuracy == pytest.approx(max(accuracies))
+    assert 0.5 < found.accuracy < 1
+    predictions = (features @ found.weight.T + found.bias).argmax(dim=1)
+    assert (predictions == classes).double().mean() > found.accuracy
+    # Classes without images are not predicted.
+    found = fit_probe(features, classes, 5)
+    logits = features @ found.weight.T + found.bias
+    assert logits.shape == (40, 5)
+    assert int(logits.argmax(dim=1).max()) < 3
+
+
+@pytest.fixture(scope="module")
+def dull_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), color=60)
+
+
+def save(model: HfViTPreTrainedModel, folder: Path) -> None:
+    for part in (model, HfViTImageProcessor.for_model(model)):
+        part.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("backbone")
+    save(HfViTModel(HfViTConfig(**shape, image_size=16, patch_size=4), add_pooling_layer=False), folder)
+    return folder
+
+
+def probe_command(data: Path, backbone: Path, output: Path, *options: str) -> list[str]:
+    steps = ["--max_steps", "2", "--per_device_train_batch_size", "8"]
+    return command_of(data, output, "--model_name_or_path", str(backbone), *steps, *options)
+
+
+def test_a_fresh_classifier_starts_as_the_probe(dull_photos: Path, backbone: Path, tmp_path: Path) -> None:
+    command = probe_command(dull_photos, backbone, tmp_path / "out", "--probe_classifier", "true")
+    task = task_of(ImageClassification, command)
+    task.load_data()
+    model = task.make_trainer().model
+    assert model.config.pooling == "cls_mean"
+    assert task.probe.accuracy > 0.8
+    torch.testing.assert_close(model.classifier.weight.double(), task.probe.weight, rtol=1e-5, atol=1e-6)
+    batches = task.plain_batches(model, task.make_processor(task.open_model()[1], model.config), 100, 8)
+    hits = [model.eval()(batch["pixel_values"]).logits.argmax(dim=1) == batch["labels"] for batch in batches]
+    assert torch.cat(hits).double().mean() >= task.probe.accuracy
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "choice"), [("30", "100% linear probe, 0% fine-tuned"), ("1e-6", "25% linear probe, 75%")]
+)
+def test_weights_between_probe_and_fine_tuned_model_are_saved(
+    learning_rate: str, choice: str, dull_photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageClassification, "least_held_from", 40)
+    options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
+    report_lines = train(probe_command(dull_photos, backbone, tmp_path / "out", *options))
+    assert any("are held out" in line for line in report_lines)
+    assert any(line.startswith("Linear probe: ") for line in report_lines)
+    (comparison,) = (line for line in report_lines if line.startswith("Saved weights: "))
+    assert choice in comparison
+    assert "held-out images" in comparison
+    saved = HfViTForImageClassification.from_pretrained(tmp_path / "out")
+    then, now = HfViTModel.from_pretrained(backbone).encoder.state_dict(), saved.model.encoder.state_dict()
+    assert all(torch.equal(then[name], now[name]) for name in then) == (learning_rate == "30")
+    assert comparison in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_usual_share_is_chosen_unless_another_is_better_beyond_noise() -> None:
+    generator = np.random.default_rng(0)
+    usual, noise = generator.uniform(0, 1, 100), generator.normal(0, 0.1, 100)
+    noise -= noise.mean()
+    losses = {0.0: usual + 1, 0.5: usual + noise - 0.005, 0.75: usual, 1.0: usual + 0.01}
+    assert choose_share(losses) == 0.75
+    assert choose_share({**losses, 0.5: usual + noise - 0.02}) == 0.5
+    assert choose_share({**losses, 0.75: usual + np.nan}) == 0.5
+    start = {"weight": torch.zeros(2), "count": torch.tensor(1)}
+    end = {"weight": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)}
+    found = interpolate(start, end, 0.25)
+    assert found["weight"].tolist() == [0.25, 0.5]
+    assert found["count"] == 3
+    assert interpolate(start, {**end, "weight": torch.full((2,), torch.nan)}, 0.0) == start
+
+
+def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_path: Path) -> None:
+    config = HfViTConfig.from_pretrained(backbone)
+    config.id2label = {0: "car", 1: "house"}
+    save(HfViTForImageClassification(config), tmp_path / "classifier")
+    report_lines = train(probe_command(dull_photos, tmp_path / "classifier", tmp_path / "out"))
+    assert any(line.startswith("Linear probe: ") for line in report_lines)
+    report_lines = train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))  # whose classes it knows
+    assert not any(line.startswith("Linear probe: ") for line in report_lines)
+    command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
+    with pytest.raises(ValueError, match="probe_classifier=True needs features"):
+        task_of(ImageClassification, command)

@@ -1,8 +1,9 @@
-"""Mixed images, soft labels and their loss, repeated augmentation, dropped patches."""
+"""Mixed images, soft labels, repeated augmentation, dropped patches, whitened patches and several image sizes."""
 
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,56 @@ import torch
 import torch.nn.functional as F
 from accelerate.data_loader import prepare_data_loader
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
+from transformers import ViTConfig, ViTModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForObjectDetection,
+    HfViTModel,
+)
 from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import HfViTTrainer, ImageClassification
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
+from hf_vit.training.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
+from hf_vit.training.publishing.model_card import describe_recipe
+from hf_vit.training.regularization import (
+    REFUSED,
+    BatchTransforms,
+    BinaryCrossEntropy,
+    ImageSizes,
+    Mixing,
+    PatchDropout,
+    regularize,
+    resize_batch,
+    size_transforms,
+)
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from ..helpers.datasets import load_digits, write_class_folders
-from ..helpers.models import small_config
-from ..helpers.options import run
+from ..helpers.models import TRAINING_CASES, pixels, small_config
+from ..helpers.options import run, task_of
+from ..helpers.pretraining import A_FEW, make_task, write_colors
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.regularization import EVERYTHING, NUM_TRAIN, regularized_trainer, train_regularized
 from ..helpers.teachers import small_distillation
-from ..helpers.trainings import training_arguments
+from ..helpers.trainings import (
+    AUGMENTED_SAVE_STEP,
+    AtManySizes,
+    build,
+    digits_trainer,
+    examples_of,
+    train_augmented,
+    training_arguments,
+)
 
 
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -48,41 +79,31 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
     return batch["pixel_values"], batch["labels"]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0)], ids=["mixup", "cutmix"])
-def test_labels_have_the_shares_of_the_images(alphas: tuple[float, float], smoothing: float) -> None:
-    images, labels = mixed(Mixing(3, *alphas, label_smoothing=smoothing), seed=3)
+@pytest.mark.parametrize("mixup", [0.8, 0.0])
+def test_labels_have_the_shares_of_the_images(mixup: float) -> None:
+    smoothing = 0.3 if mixup else 0.0
+    images, labels = mixed(Mixing(3, mixup, 0.0 if mixup else 1.0, label_smoothing=smoothing), seed=3)
     # All pixels of image 0 are 0, so the mean equals the share of image 1.
     share = float(images[1].mean())
     assert 0.02 < share < 0.98
-    expected = torch.tensor(
-        [[share, 1 - share, 0], [1 - share, share, 0], [0, 1 - share, share], [0, share, 1 - share]]
-    )
+    rest = 1 - share
+    expected = torch.tensor([[share, rest, 0], [rest, share, 0], [0, rest, share], [0, share, rest]])
     assert_close(labels, expected * (1 - smoothing) + smoothing / 3, 1e-6, "labels")
-    expected_means = share * torch.arange(4) + (1 - share) * torch.tensor([3, 0, 1, 2])
+    expected_means = share * torch.arange(4) + rest * torch.tensor([3, 0, 1, 2])
     assert_close(images.mean(dim=(1, 2, 3)), expected_means, 1e-5, "images")
-    is_blended = alphas[0] > 0
-    assert bool(((images[1] > 0) & (images[1] < 1)).all()) == is_blended
+    assert bool(((images[1] > 0) & (images[1] < 1)).all()) == (mixup > 0)  # CutMix does not blend
 
 
-def test_with_both_either_is_drawn() -> None:
-    mixing = Mixing(3, 0.8, 1.0)
-    blended = [bool(((images % 1) != 0).any()) for images, _ in (mixed(mixing, seed) for seed in range(40))]
-    assert 10 < sum(blended) < 30
-
-
-def test_the_last_share_of_a_training_and_batches_by_chance_are_not_mixed() -> None:
+def test_last_batches_and_batches_by_chance_are_not_mixed_and_methods_alternate() -> None:
     plain = batch_of_constants()["pixel_values"]
     last = Mixing(3, 0.8, off_share=0.25, label_smoothing=0.1)
     assert not torch.equal(mixed(last, progress=0.74)[0], plain)
     images, labels = mixed(last, progress=0.75)
     assert torch.equal(images, plain)
     assert_close(labels, F.one_hot(LABELS, 3) * 0.9 + 0.1 / 3, 1e-6, "labels")
-    sometimes = Mixing(3, 0.8, probability=0.5)
+    sometimes, both = Mixing(3, 0.8, probability=0.5), Mixing(3, 0.8, 1.0)
     assert 10 < sum(torch.equal(mixed(sometimes, seed)[0], plain) for seed in range(40)) < 30
-
-
-def test_a_wrong_class_number_is_named() -> None:
+    assert 10 < sum(bool((mixed(both, seed)[0] % 1 != 0).any()) for seed in range(40)) < 30
     with pytest.raises(ValueError, match="Label 2 is out of range: the model has 2 labels"):
         mixed(Mixing(2, 0.8))
 
@@ -110,11 +131,12 @@ def test_binary_cross_entropy_is_exact_in_half_precision_and_adds_up() -> None:
 
 
 def test_soft_labels_of_repeated_augmentations_may_be_split(tmp_path: Path) -> None:
+    options = {"num_train_epochs": 1, "dataloader_drop_last": False}
     at_once, in_parts = (
-        train_regularized(tmp_path, size, gradient_accumulation_steps=parts, dataloader_drop_last=False)
+        train_regularized(tmp_path, size, gradient_accumulation_steps=parts, **options)
         for size, parts in ((8, 1), (2, 4))
     )
-    assert len(at_once["losses"]) == 12
+    assert len(at_once["losses"]) == 6
     for part in ("losses", "weights"):
         assert_close(in_parts[part], at_once[part], 1e-5, part)
 
@@ -127,20 +149,18 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
     assert len(whole["losses"]) == 10
     for part in ("losses", "weights"):
         assert torch.equal(resumed[part], whole[part])
+    # Evaluations give the plain cross-entropy. The loss of the metric would replace that of the Trainer.
+    trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
+    trainer.compute_metrics = None
+    batch = trainer.data_collator(list(trainer.eval_dataset))
+    with torch.no_grad():
+        logits = trainer.model(pixel_values=batch["pixel_values"]).logits
+    expected = float(classification_loss(logits, batch["labels"], None))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
     saved = HfViTForImageClassification.from_pretrained(checkpoint)
     num_patches, num_prefix = math.prod(saved.config.grid_size), saved.config.num_prefix_tokens
     assert whole["lengths"] == {(True, num_prefix + round(0.75 * num_patches)), (False, num_prefix + num_patches)}
     assert saved.config.problem_type == "single_label_classification"
-
-
-def test_evaluations_give_the_plain_cross_entropy(tmp_path: Path) -> None:
-    trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
-    trainer.compute_metrics = None  # the loss of this metric would replace that of the Trainer
-    loss = trainer.evaluate()["eval_loss"]
-    batch = trainer.data_collator(list(trainer.eval_dataset))
-    with torch.no_grad():
-        logits = trainer.model(pixel_values=batch["pixel_values"]).logits
-    assert loss == pytest.approx(float(classification_loss(logits, batch["labels"], None)), rel=1e-5)
 
 
 def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_path: Path) -> None:
@@ -148,10 +168,9 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     draw_weights(model)
     distillation = small_distillation("hard", model)
     parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1, distillation)
-    args = training_arguments(tmp_path, label_smoothing_factor=0.1, max_steps=1, learning_rate=0.0)
-    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
-    examples = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
-    args.per_device_train_batch_size = 4
+    options = {"max_steps": 1, "learning_rate": 0.0, "per_device_train_batch_size": 4}
+    args = training_arguments(tmp_path, label_smoothing_factor=0.1, **options)
+    examples = examples_of({"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)})
     trainer = HfViTTrainer(model=model, args=args, train_dataset=examples, distillation=distillation, **parts)
     batches = []
     trainer.batch_transforms.transforms = [*parts["batch_transforms"], lambda batch, _: batches.append(batch) or batch]
@@ -163,14 +182,10 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     own = F.cross_entropy(outputs.cls_logits, batch["labels"])
     theirs = F.cross_entropy(outputs.distillation_logits, answers)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float((own + theirs) / 2), rel=1e-4)
-
-
-def test_what_does_not_go_with_a_teacher_is_refused(tmp_path: Path) -> None:
-    model = HfViTForImageClassification(small_config(use_distillation_token=True))
-    hard, features = (small_distillation(kind, model) for kind in ("hard", "features"))
-    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=hard)
+    features = small_distillation("features", model)
+    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=distillation)
     with pytest.raises(ValueError, match=r"Leave out compute_loss_func \(--classification_loss bce\)"):
-        HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=hard, **binary)
+        HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=distillation, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 drops patches whose features are to be learned"):
         regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
 
@@ -185,19 +200,15 @@ def test_each_step_has_all_augmentations_of_its_images() -> None:
     epoch = list(sampler)
     assert len(epoch) == len(sampler) == NUM_TRAIN
     steps = [epoch[start : start + 12] for start in range(0, NUM_TRAIN, 12)]
+    assert [len(step) for step in steps] == [12, 12, 12, 8]
     for step in steps[:-1]:
         images = step[:4]
         assert step == [(image, repeat) for repeat in range(3) for image, _ in images]
         assert len({image for image, _ in images}) == 4
-    assert [len(step) for step in steps] == [12, 12, 12, 8]
     assert len({image for image, _ in epoch}) == 15
     assert list(sampler) == epoch
     dataset.set_epoch(1)
     assert len({image for image, _ in epoch} & {image for image, _ in sampler}) < 10
-
-
-def test_augmentations_of_an_image_differ() -> None:
-    dataset = digits_dataset()
     images = [dataset[index]["image"].tobytes() for index in (5, (5, 0), (5, 1), (5, 2), (5, 2))]
     assert images[0] == images[1]
     assert images[3] == images[4]
@@ -205,9 +216,9 @@ def test_augmentations_of_an_image_differ() -> None:
 
 
 def test_two_processes_share_the_images_of_each_step() -> None:
-    loader = DataLoader(
-        digits_dataset(), batch_size=4, sampler=RepeatedAugmentationSampler(digits_dataset(), 2, 16), drop_last=True
-    )
+    dataset = digits_dataset()
+    sampler = RepeatedAugmentationSampler(dataset, 2, 16)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, drop_last=True)
     shares = [
         list(prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False).batch_sampler)
         for rank in range(2)
@@ -217,10 +228,7 @@ def test_two_processes_share_the_images_of_each_step() -> None:
     assert len(together) == NUM_TRAIN // 8 * 8
 
 
-POSITIONS = ["learned", "sincos2d", "rotary", "learned+rotary"]
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rotary", "learned+rotary"])
 def test_kept_patches_see_one_another_as_under_a_mask(positions: str) -> None:
     model = HfViTModel(small_config(position_embedding_type=positions, num_register_tokens=2)).eval()
     draw_weights(model)
@@ -276,24 +284,21 @@ def test_wrong_patches_are_refused() -> None:
 
 
 SCRIPT = ["--dataset_name", "photos", "--use_cpu", "--train_val_split", "0.5", "--report_to", "none"]
-SCRIPT += ["--choose_defaults", "false"]
-SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--output_dir", "output"]
-SCRIPT += ["--image_size", "16", "--eval_strategy", "no"]
+SCRIPT += ["--choose_defaults", "false", "--eval_strategy", "no", "--output_dir", "output", "--image_size", "16"]
+SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--max_steps", "2"]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}
 
 
 def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog", "fox"])
     monkeypatch.chdir(tmp_path)
-    options = ["--mixup_alpha", "0.8", "--cutmix_alpha", "1", "--classification_loss", "bce", "--max_steps", "2"]
+    options = ["--mixup_alpha", "0.8", "--cutmix_alpha", "1", "--classification_loss", "bce"]
     options += ["--bce_target_threshold", "0", "--token_drop_rate", "0.5", "--repeated_augmentations", "2"]
     options += ["--auto_augment", "3augment", "--color_jitter", "0.3", "--crop_padding", "4", "--min_crop_scale", "1"]
     run(ImageClassification, [*SCRIPT, "--config_overrides", json.dumps(SHAPE), *options], None, report=lambda _: None)
     card = (tmp_path / "output" / "README.md").read_text()
-    assert (
-        "| regularization | mixup_alpha 0.8, cutmix_alpha 1.0, classification_loss bce, bce_target_threshold 0.0, "
-        "token_drop_rate 0.5 |"
-    ) in card
+    mixing = "mixup_alpha 0.8, cutmix_alpha 1.0, classification_loss bce, bce_target_threshold 0.0"
+    assert f"| regularization | {mixing}, token_drop_rate 0.5 |" in card
     config = json.loads((tmp_path / "output" / "config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
 
@@ -307,34 +312,270 @@ def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["--bce_target_threshold", "0"], r"bce_target_threshold=0\.0 requires --classification_loss bce"),
         (["--classification_loss", "bce", "--bce_target_threshold", "1"], r"=1\.0 must lie in \[0, 1\)"),
         (["--repeated_augmentations", "0"], "repeated_augmentations=0 must be at least 1"),
-        (["--repeated_augmentations", "3"], "repeated_augmentations=3 does not divide the 2 images of a step"),
     ],
 )
-def test_mistakes_are_explained(
-    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_class_folders(tmp_path / "photos", ["cat", "dog", "fox"])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=message):
-        run(ImageClassification, [*SCRIPT, *options], None, report=lambda _: None)
+def test_mistakes_are_explained(options: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_of(ImageClassification, [*SCRIPT, *options])
 
 
-def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> None:
+def test_only_augmented_images_with_numbers_and_without_texts_can_be_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="repeated_augmentations=2 does not divide the 3 images of a step"):
+        regularized_trainer(tmp_path, 3).get_train_dataloader()
     trainer = regularized_trainer(tmp_path, 8)
     with pytest.raises(ValueError, match=r"repeated_augmentations=2 needs images with numbers .* not list"):
         HfViTTrainer(model=trainer.model, args=trainer.args, train_dataset=[])
-
-
-def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
+    options = {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
     with pytest.raises(ValueError, match="repeated_augmentations=2 puts an image into a batch several times"):
-        ImageTextContrast.from_options(
-            {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
-        )
+        ImageTextContrast.from_options(options)
 
 
 def test_the_defaults_change_nothing() -> None:
     model = HfViTForImageClassification(small_config())
     arguments = ClassificationArguments("data")
-    parts: dict[str, Any] = regularize(model, arguments, 0.1)
-    assert parts == {"batch_transforms": [], "compute_loss_func": None}
+    assert regularize(model, arguments, 0.1) == {"batch_transforms": [], "compute_loss_func": None}
     assert (model.config.problem_type, arguments.describe()) == (None, {})
+
+
+PATCH = 4
+SIZE = 3 * PATCH * PATCH  # number of values per patch
+
+
+def smooth_images(num_images: int = 40) -> Tensor:
+    """Return images with similar neighboring pixels and a non-zero mean."""
+    noise = torch.randn(num_images, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    return 3 * nn.functional.avg_pool2d(noise, 3, stride=1, padding=1) + 0.5
+
+
+def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
+    """Return a whitened projection, and the projected patches (M, D)."""
+    config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
+    model = HfViTModel(config)
+    whiten_patches(model, images, seed)
+    projection = model.embeddings.patch_embeddings.projection
+    return projection, projection(images).flatten(2).mT.flatten(0, 1).detach()
+
+
+def covariance(states: Tensor) -> Tensor:
+    return (states - states.mean(dim=0)).T @ (states - states.mean(dim=0)) / len(states)
+
+
+def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
+    images = smooth_images()
+    projection, states = embed(64, images)
+    assert torch.equal(projection.weight, embed(64, images)[0].weight)
+    assert (projection.weight - embed(64, images, seed=1)[0].weight).abs().max() > 0.01
+    assert states.mean(dim=0).abs().max() < 1e-4
+    patches = nn.functional.unfold(images, PATCH, stride=PATCH).mT.flatten(0, 1)
+    before = torch.linalg.eigvalsh(covariance(patches))
+    assert before[-1] / before[0] > 50  # the patches themselves are not white
+    found = torch.linalg.eigvalsh(covariance(states))
+    assert found[: 64 - SIZE].abs().max() < 1e-4
+    expected = 64 / SIZE * (before / (before + LEAST_VARIANCE))
+    torch.testing.assert_close(found[-SIZE:], expected.sort().values, rtol=1e-3, atol=1e-4)
+
+
+def test_narrow_models_keep_the_directions_of_most_variance() -> None:
+    images = smooth_images()
+    _, states = embed(32, images)
+    assert torch.linalg.eigvalsh(covariance(states)).min() > 0.8
+    patches = nn.functional.unfold(images, PATCH, stride=PATCH).mT.flatten(0, 1)
+    centered = patches - patches.mean(dim=0)
+    rest = centered - states @ torch.linalg.lstsq(states, centered).solution
+    variances = torch.linalg.eigvalsh(covariance(patches))
+    assert rest.square().sum() / len(rest) == pytest.approx(float(variances[:-32].sum()), rel=1e-2)
+
+
+def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Path) -> None:
+    data = write_colors(tmp_path / "colors")
+    for options in ([], ["--streaming", "true", *A_FEW]):
+        task = make_task(data, tmp_path / "output", "--whiten_patches", "true", *options)
+        trainer = task.make_trainer()
+        embeddings = trainer.model.base_model.embeddings.patch_embeddings
+        batches = task.plain_batches(trainer.model, trainer.processing_class, NUM_IMAGES)
+        inputs = torch.cat([batch["pixel_values"] for batch in batches])
+        states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
+        assert states.mean(dim=0).abs().max() < 1e-4
+        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights would give 0.02
+    with pytest.raises(ValueError, match=r"--whiten_patches is for models from scratch.* somewhere has learned"):
+        make_task(tmp_path, tmp_path / "output", "--whiten_patches", "true", "--model_name_or_path", "somewhere")
+
+
+def test_gray_images_in_three_channels_leave_colors_out() -> None:
+    gray = smooth_images()[:, :1]
+    images = gray * torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1) + torch.tensor([0.1, 0.0, -0.2]).view(3, 1, 1)
+    projection, states = embed(64, images)
+    assert states.std() > 0.3
+    color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
+    # Remove the gray axis, so that only color remains.
+    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
+    assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
+
+
+def test_patches_that_are_all_the_same_or_not_finite_change_nothing() -> None:
+    model = HfViTModel(small_config())
+    weight = model.embeddings.patch_embeddings.projection.weight
+    before = weight.clone()
+    whiten_patches(model, torch.full((4, 3, 32, 32), 0.5), 0)
+    assert torch.equal(weight, before)
+    with pytest.raises(ValueError, match="have no patches"):
+        whiten_patches(model, torch.zeros(0, 3, 32, 32), 0)
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="infinite or NaN"):
+            whiten_patches(model, torch.full((2, 3, 32, 32), value), 0)
+    assert torch.equal(model.embeddings.patch_embeddings.projection.weight, before)
+
+
+GROWING_SIZES = ((16, 16), (20, 20), (28, 28))
+SQUARES = ((16, 16), (24, 24), (32, 32))
+STEPS = 15  # number of steps of `train_augmented`
+
+
+class Growing(HfViTTrainer):
+    """Train on images of three sizes in turn, and record the size of every batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, batch_transforms=[ImageSizes(GROWING_SIZES)], **kwargs)
+        self.heights: list[int] = []
+        self.model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, model: torch.nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
+        self.heights.append(batch["pixel_values"].shape[-2])
+
+
+def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def test_sizes_have_equal_shares_of_the_steps() -> None:
+    changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
+    batch = {"pixel_values": draw()}
+    heights = [changes(batch, step, 8)["pixel_values"].shape[-1] for step in range(8)]
+    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # the size changes after 2 2/3 and 5 1/3 steps
+
+
+def test_images_are_those_that_torch_interpolates_and_targets_stay() -> None:
+    batch = {"pixel_values": draw(), "labels": torch.arange(2)}
+    for size in ((16, 24), (40, 48)):
+        resized = resize_batch(batch, size)
+        expected = F.interpolate(draw(), size, mode="bilinear", antialias=True)
+        assert torch.equal(resized["pixel_values"], expected)
+        assert resized["labels"] is batch["labels"]
+        assert torch.equal(batch["pixel_values"], draw())
+    assert resize_batch(batch, (32, 32)) is batch
+
+
+def test_padding_is_resized_with_its_image() -> None:
+    real = torch.tensor([[True, True, True, False], [False, False, False, False]])
+    batch = {"pixel_values": draw(1, 16, 32), "patch_attention_mask": real[None]}
+    larger = resize_batch(batch, (32, 64))["patch_attention_mask"]
+    assert torch.equal(larger[0], real.repeat_interleave(2, 0).repeat_interleave(2, 1))
+    assert resize_batch(batch, (8, 16))["patch_attention_mask"].tolist() == [[[True, True]]]
+
+
+def test_a_size_is_drawn_for_every_batch_from_seed_and_step_alone() -> None:
+    def sizes_of(seed: int, state: int) -> list[int]:
+        torch.manual_seed(state)
+        changes, batch = BatchTransforms([ImageSizes(SQUARES, is_drawn=True)], seed), {"pixel_values": draw(1)}
+        return [changes(batch, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
+
+    drawn = sizes_of(0, state=0)
+    assert drawn == sizes_of(0, state=1)
+    assert drawn != sizes_of(1, state=0)
+    assert drawn[::2] != drawn[1::2]  # the two batches of a step have different sizes
+    assert min(Counter(drawn)[height] for height in (16, 24, 32)) > 10
+
+
+def test_a_training_grows_and_its_evaluations_see_the_size_of_the_model(tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, Growing, max_steps=6, per_device_train_batch_size=4)
+    trainer.train()
+    assert trainer.heights == [16, 16, 20, 20, 28, 28]
+    trainer.evaluate()
+    assert set(trainer.heights[6:]) == {28}
+    trainer.save_model()
+    assert HfViTForImageClassification.from_pretrained(tmp_path).config.image_size == 28
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("trainer_class", [AtManySizes, Growing])
+def test_a_training_resumes_between_sizes(trainer_class: type[HfViTTrainer], tmp_path: Path) -> None:
+    assert AUGMENTED_SAVE_STEP * 3 % STEPS
+    whole = train_augmented(tmp_path, 8, trainer_class=trainer_class)
+    checkpoint = str(tmp_path / f"checkpoint-{AUGMENTED_SAVE_STEP}")
+    resumed = train_augmented(tmp_path, 8, checkpoint, trainer_class=trainer_class)
+    assert len(whole["losses"]) == STEPS
+    assert torch.equal(resumed["losses"], whole["losses"])
+    assert torch.equal(resumed["weights"], whole["weights"])
+
+
+OTHERS = [name for name, case in TRAINING_CASES.items() if not issubclass(case.model_class, (*REFUSED,))]
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
+    case = TRAINING_CASES[name]
+    config = small_config(**case.overrides)
+    model = build(case.model_class, config).train()
+    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[40]), model)
+    batch = change(case.make_batch(config, 2), 0.0)
+    assert batch["pixel_values"].shape[-2:] == (40, 40)
+    loss = model(**batch).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert model.get_input_embeddings().projection.weight.grad.abs().max() > 0
+
+
+def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
+    args = HfViTTrainingArguments(str(folder), use_cpu=True, report_to="none", eval_strategy="no", **options)
+    return HfViTTrainer(model=HfViTForImageClassification(small_config("sincos")), args=args)
+
+
+def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
+    # Computed for images of 32 x 48 pixels and patches of 8 x 16 pixels.
+    trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])
+    assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
+    assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
+    trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])
+    assert trainer.batch_transforms.transforms == [ImageSizes(((24, 32), (32, 48), (40, 64)), is_drawn=True)]
+    assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one drawn for each batch"
+    assert trainer_of(tmp_path).batch_transforms.transforms == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* that fit: 16 or 24\."),
+        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* The nearest that fit: 8\."),
+        ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
+        ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
+        ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Give one of the two\."),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer_of(tmp_path, **options)
+
+
+def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> None:
+    boxes, points = (kind(small_config()) for kind in (HfViTForObjectDetection, HfViTForKeypointDetection))
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    args = HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32])
+    for model, message in (
+        (boxes, "does not go with HfViTForObjectDetection, .* --multi_scale true"),
+        (points, "whose targets are in pixels of the images: choose another --image_size"),
+        (ViTModel(ViTConfig(**shape)), "multi_scale_sizes needs a model of hf_vit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            size_transforms(args, model)
+
+
+def test_a_compiled_model_is_traced_twice_for_all_sizes() -> None:
+    config = small_config("registers", num_hidden_layers=1)
+    model = HfViTForImageClassification(config).train()
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    for cells in (2, 3, 5):
+        compiled(pixel_values=pixels(config, grid=(cells, cells)), labels=torch.zeros(2, dtype=torch.long))
+    assert counter.frame_count <= 2

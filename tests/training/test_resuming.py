@@ -1,14 +1,17 @@
-"""Resume: choice of the checkpoint, conditions, and protection of other files."""
+"""Recipes; resume: choice of the checkpoint, conditions, and protection of other files."""
 
 import json
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import chdir
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,12 +20,19 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_vit import outputs
-from hf_vit.training import ImageClassification, last_checkpoint, output_folder
+from hf_vit.data.formats.keypoints import flip_pairs_of
+from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, savable_values
+from hf_vit.options.resolve import build, resolve
+from hf_vit.outputs import free_folder
+from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, last_checkpoint, output_folder
+from hf_vit.training.arguments import ClassificationArguments
 from hf_vit.training.checkpoints import read_conditions, write_atomically, write_checksums
-from hf_vit.training.output_folder import OUTPUT_FILES, is_named, output_files
+from hf_vit.training.output_folder import OUTPUT_FILES, is_named, lock_output_folder, output_files
+from hf_vit.training.run import words_of
+from hf_vit.training.tasks.semantic_segmentation import SemanticArguments
 
-from ..helpers.datasets import write_class_folders, write_pictures
-from ..helpers.options import run
+from ..helpers.datasets import truncate, write_class_folders, write_pictures
+from ..helpers.options import given_arguments, parse_arguments, run
 
 
 MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
@@ -32,6 +42,7 @@ SCRIPT = (
     *("--choose_defaults", "false"),
 )
 LAST = ("--resume_from_checkpoint", "last")
+MINE = {".git/HEAD": "ref", "log.txt": "lines", "runs/old/events": "events", "notes.md": "notes", ".env": "KEY"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,16 +53,18 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `photos`, eight for training and two for validation, and the `output` of four steps."""
+    """Return a folder with `photos`, eight for training and two for validation, and the `output` of four steps.
+
+    The files `MINE` were in the output before the training.
+    """
     folder = tmp_path_factory.mktemp("trained")
+    for name, content in MINE.items():
+        (folder / "output" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "output" / name).write_text(content)
     write_pictures(folder / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     write_class_folders(folder / "photos", ["cat", "dog"])
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        run(ImageClassification, SCRIPT, None, lambda line: None)
-    finally:
-        os.chdir(before)
+    with chdir(folder):
+        train()
     return folder
 
 
@@ -73,8 +86,8 @@ def begun(place: Path) -> Path:
     return place
 
 
-def train(*options: str, script: Sequence[str] = SCRIPT) -> None:
-    run(ImageClassification, [*script, *options], None, lambda line: None)
+def train(*options: str) -> None:
+    run(ImageClassification, [*SCRIPT, *options], None, lambda line: None)
 
 
 def refusal(*options: str) -> str:
@@ -96,22 +109,15 @@ def weights(folder: str = "output") -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in load_file(Path(folder) / "model.safetensors").items()}
 
 
-def test_every_file_that_a_training_leaves_is_in_the_list(trained: Path) -> None:
-    left = {file.name for file in (trained / "output").iterdir() if file.is_file()}
-    assert left == {file.name for file in output_files(trained / "output")}
+def test_a_training_leaves_only_files_in_the_list_beside_those_of_others(trained: Path) -> None:
+    output = trained / "output"
+    left = {file.name for file in output.iterdir() if file.is_file()} - MINE.keys()
+    assert left == {file.name for file in output_files(output)}
     assert {"README.md", "config.json", "layers.py", "test_scores.json"} < left
     assert not [name for name in (".env", "id_rsa", "my_scores.json", "train.py") if is_named(name, OUTPUT_FILES)]
-
-
-# Data
-
-
-def add(photos: Path) -> None:
-    shutil.copy(photos / "train/cat/0.png", photos / "train/cat/new.png")
-
-
-def remove(photos: Path) -> None:
-    (photos / "train/cat/0.png").unlink()
+    # A new training leaves files of others alone.
+    assert {name: (output / name).read_text() for name in MINE} == MINE
+    assert not (output / "training.lock").exists()
 
 
 def exchange(photos: Path) -> None:
@@ -121,26 +127,18 @@ def exchange(photos: Path) -> None:
     second.write_bytes(content)
 
 
-def spoil_a_pixel(photos: Path) -> None:
-    file = photos / "validation/cat/0.png"
-    size = file.stat().st_size
-    shutil.copy(photos / "validation/dog/0.png", file)
-    with file.open("ab") as stream:
-        stream.write(bytes(size))
-
-
-def relabel(photos: Path) -> None:
-    (photos / "train/cat/0.png").rename(photos / "train/dog/9.png")
+def lengthen(photos: Path) -> None:
+    with (photos / "validation/cat/0.png").open("ab") as stream:
+        stream.write(bytes(9))
 
 
 CHANGES = {
-    "added": (add, "number of train: 8 then, 9 now"),
-    "removed": (remove, "number of train: 8 then, 7 now"),
+    "added": (lambda photos: write_pictures(photos, "train/cat/new.png"), "number of train: 8 then, 9 now"),
+    "removed": (lambda photos: (photos / "train/cat/0.png").unlink(), "number of train: 8 then, 7 now"),
     "exchanged": (exchange, "contents of train: "),
-    "of another size": (spoil_a_pixel, "names and sizes of validation: "),
-    "of another class": (relabel, "targets of train: "),
+    "of another size": (lengthen, "names and sizes of validation: "),
+    "of another class": (lambda photos: (photos / "train/cat/0.png").rename(photos / "train/dog/9.png"), "targets of"),
 }
-FIRST = {"of another class": "names and sizes of train: "}  # the class folder is part of the file name
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -148,23 +146,27 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
     change, expected = CHANGES[name]
     change(begun / "photos")
     message = refusal(*LAST)
-    begins = "The training run of output/checkpoint-2 was started with other conditions"
-    assert f"{begins} ({FIRST.get(name, expected)}" in message
+    # The class folder is part of the file name.
+    first = "names and sizes of train: " if name == "of another class" else expected
+    assert f"The training run of output/checkpoint-2 was started with other conditions ({first}" in message
     assert expected in message
     assert "accept the changes with --resume_with_changes" in message
 
 
-def test_accepted_changes_stand_in_the_card_and_in_checkpoints(begun: Path) -> None:
+def test_accepted_changes_are_made_and_stand_in_the_card_and_in_checkpoints(begun: Path) -> None:
     exchange(begun / "photos")
-    train(*LAST, "--resume_with_changes", "true", "--learning_rate", "0.5")
+    changes = ("--learning_rate", "0", "--weight_decay", "0")
+    train(*LAST, "--resume_with_changes", "true", *changes)
+    assert weights() == weights("output/checkpoint-2")
     card = Path("output/README.md").read_text()
-    assert "from step 2 on: learning_rate: 0.001 then, 0.5 now; contents of train: " in card
+    assert "from step 2 on: learning_rate: 0.001 then, 0.0 now; " in card
     (change,) = read_conditions("output/checkpoint-4")["changes"]
+    assert "contents of train: " in change
     assert change in card
     assert "resume_with_changes" not in yaml.safe_load(Path("output/recipe.yaml").read_text())
     # The accepted changes need no second confirmation.
     Path("output/model.safetensors").unlink()
-    train(*LAST, "--learning_rate", "0.5")
+    train(*LAST, *changes)
     assert change in Path("output/README.md").read_text()
 
 
@@ -183,15 +185,13 @@ def test_data_and_folders_may_move_and_what_does_not_matter_may_change(begun: Pa
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--learning_rate", "0.01"), "learning_rate: 0.001 then, 0.01 now"),
-        (("--num_train_epochs", "3"), "num_train_epochs: 2.0 then, 3.0 now"),
-        (("--seed", "7"), "seed: 42 then, 7 now"),
-        (("--per_device_train_batch_size", "2"), "images of a step: 4 then, 2 now"),
+        (["--learning_rate", "0.01"], "learning_rate: 0.001 then, 0.01 now"),
+        (["--num_train_epochs", "3"], "num_train_epochs: 2.0 then, 3.0 now"),
+        (["--seed", "7"], "seed: 42 then, 7 now"),
+        (["--per_device_train_batch_size", "2"], "images of a step: 4 then, 2 now"),
     ],
 )
-def test_other_arguments_are_refused_by_name_before_images_are_read(
-    options: tuple[str, ...], expected: str, begun: Path
-) -> None:
+def test_other_arguments_are_refused_before_images_are_read(options: list[str], expected: str, begun: Path) -> None:
     shutil.rmtree("photos")
     assert f"other conditions ({expected})" in refusal(*LAST, *options)
     # This also applies to a checkpoint in another folder.
@@ -200,23 +200,16 @@ def test_other_arguments_are_refused_by_name_before_images_are_read(
     assert not Path("new").exists()
 
 
-def test_an_accepted_rate_is_the_one_that_trains(begun: Path) -> None:
-    train(*LAST, "--resume_with_changes", "true", "--learning_rate", "0", "--weight_decay", "0")
-    assert weights() == weights("output/checkpoint-2")
-
-
-def test_no_state_of_an_optimizer_fits_another_one(begun: Path) -> None:
+def test_another_optimizer_never_fits_and_missing_conditions_need_a_request(begun: Path) -> None:
     message = refusal(*LAST, "--resume_with_changes", "true", "--optim", "sgd")
     assert "does not support a change of optim" in message
-
-
-def test_checkpoints_without_conditions_resume_on_request_only(begun: Path) -> None:
     Path("output/checkpoint-2/conditions.json").unlink()
     write_checksums(Path("output/checkpoint-2"))
     assert "output/checkpoint-2 has no conditions.json" in refusal(*LAST, "--seed", "7")
     train(*LAST, "--seed", "7", "--resume_with_changes", "true")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("content", [b"", bytes(100), b"seed: [1", b"\xff\xfe"])
 def test_a_damaged_recipe_blocks_nothing(content: bytes, begun: Path, trained: Path) -> None:
     Path("output/recipe.yaml").write_bytes(content)
@@ -239,40 +232,47 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [file]
 
 
-# Folders
+def test_a_free_folder_holds_nothing_yet(tmp_path: Path) -> None:
+    wanted = tmp_path / "outputs" / "dinov2-small.v1"
+    assert free_folder(wanted) == free_folder(str(wanted)) == wanted
+    assert not wanted.parent.exists(), "looking for a folder made one"
+    wanted.mkdir(parents=True)
+    assert free_folder(wanted) == wanted
+    (wanted / "config.json").touch()
+    assert free_folder(wanted) == wanted.with_name("dinov2-small.v1-2")
+    wanted.with_name("dinov2-small.v1-2").touch()
+    wanted.with_name("dinov2-small.v1-3").symlink_to("nowhere")
+    assert free_folder(wanted) == wanted.with_name("dinov2-small.v1-4")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("README.md", "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "layers.py"),
-        *("model_old-00001-of-00002.bin", "training_args.bin", "ema/model.safetensors", "adapter/adapter_config.json"),
-        *("test_scores.json", "recipe.yaml"),
-    ],
-)
-@pytest.mark.parametrize("resumes", [False, True])
-def test_files_of_others_are_not_written_over(name: str, resumes: bool, place: Path) -> None:
+FOREIGN = ["recipe.yaml", "README.md", "config.json", "model-00001-of-00002.safetensors", "layers.py"]
+FOREIGN += ["model.safetensors.index.json", "model_old-00001-of-00002.bin", "training_args.bin", "test_scores.json"]
+FOREIGN += ["ema/model.safetensors", "adapter/adapter_config.json"]
+
+
+@pytest.mark.parametrize(("name", "options"), [*zip(FOREIGN, cycle([(), LAST]), strict=False)])
+def test_files_of_others_are_not_written_over(name: str, options: tuple[str, ...], place: Path) -> None:
     shutil.rmtree("output")
     shutil.rmtree("photos")
     file = Path("output", name)
     file.parent.mkdir(parents=True)
     file.write_text("mine: yes\n")
-    if resumes and name == "recipe.yaml":
+    message = refusal(*options)
+    would = f"output contains {name}, which a training run would overwrite or delete. Move the files elsewhere"
+    assert would in message
+    if name == "recipe.yaml":
         assert "There is no file or folder 'photos'" in refusal(*LAST)
-        return
-    message = refusal(*(LAST if resumes else ()))
-    assert (
-        f"output contains {name}, which a training run would overwrite or delete. Move the files elsewhere" in message
-    )
 
 
-def test_last_in_a_folder_without_a_training_is_refused(place: Path) -> None:
+def test_last_in_a_folder_without_a_training_is_refused_and_leaves_no_folder_behind(place: Path) -> None:
+    Path("empty").mkdir()
     for output in ("mistyped", "empty"):
-        Path("empty").mkdir(exist_ok=True)
-        message = refusal(*LAST, "--output_dir", output)
-        assert f"{output} contains no training run to resume: no complete checkpoint and no recipe.yaml" in message
-        assert not Path("mistyped").exists()
-        assert not any(Path("empty").iterdir())
+        missing = f"{output} contains no training run to resume: no complete checkpoint and no recipe.yaml"
+        assert missing in refusal(*LAST, "--output_dir", output)
+    assert not any(Path("empty").iterdir())
+    assert "nowhere" in refusal("--output_dir", "a/b/c", "--dataset_name", "nowhere")
+    assert not Path("mistyped").exists()
+    assert not Path("a").exists()
 
 
 def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) -> None:
@@ -285,66 +285,47 @@ def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) 
     train(*LAST)
 
 
-def test_other_files_are_left_alone(place: Path) -> None:
-    shutil.rmtree("output")
-    mine = {".git/HEAD": "ref", "log.txt": "lines", "runs/old/events": "events", "notes.md": "notes", ".env": "KEY"}
-    for name, content in mine.items():
-        Path("output", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("output", name).write_text(content)
-    train()
-    assert {name: Path("output", name).read_text() for name in mine} == mine
-    assert Path("output/README.md").is_file()
-    assert not Path("output/training.lock").exists()
-
-
-def test_a_finished_model_is_not_trained_again_from_scratch(place: Path) -> None:
+def test_a_finished_model_is_not_trained_again_and_takes_no_checkpoint_from_elsewhere(place: Path) -> None:
+    shutil.copytree("output", "other")
+    message = refusal("--resume_from_checkpoint", "other/checkpoint-2")
+    assert "output already contains a training run. Resume it with --resume_from_checkpoint last" in message
     for checkpoint in Path("output").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     for options in ((), LAST):
         assert "It is a trained model without a checkpoint to resume from. Move the files" in refusal(*options)
 
 
-def test_a_checkpoint_from_elsewhere_does_not_continue_another_training(place: Path) -> None:
-    shutil.copytree("output", "other")
-    message = refusal("--resume_from_checkpoint", "other/checkpoint-2")
-    assert "output already contains a training run. Resume it with --resume_from_checkpoint last" in message
-
-
-def write_lock(**holder: object) -> None:
-    Path("output/training.lock").write_text(json.dumps(holder))
-
-
 def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
     shutil.rmtree("photos")
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        started = psutil.Process(sleeper.pid).create_time()
-        write_lock(host=socket.gethostname(), process=sleeper.pid, started=started)
-        assert f"A training run (process {sleeper.pid}) is using output" in refusal(*LAST)
-        write_lock(host="another-host", process=sleeper.pid, started=started)
-        assert f"A training run (process {sleeper.pid} on another-host) is using output. Its lock" in refusal()
-        Path("output/training.lock").write_text("")
-        assert "(process unknown on an unknown host)" in refusal(*LAST)
-    finally:
-        sleeper.communicate()
+    lock, number = Path("output/training.lock"), os.getppid()
+    holder = {"process": number, "started": psutil.Process(number).create_time()}
+    lock.write_text(json.dumps({"host": socket.gethostname(), **holder}))
+    assert f"A training run (process {number}) is using output" in refusal(*LAST)
+    lock.write_text(json.dumps({"host": "another-host", **holder}))
+    assert f"A training run (process {number} on another-host) is using output. Its lock" in refusal()
+    lock.write_text("")
+    assert "(process unknown on an unknown host)" in refusal(*LAST)
 
 
 @pytest.mark.parametrize("process", ["ended", "other", "silent"])
-def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, trained: Path) -> None:
+def test_locks_of_crashes_are_ignored(process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("output").mkdir()
     ended = subprocess.Popen(["true"])
     ended.wait()
     number = os.getpid() if process == "other" else ended.pid  # the process id now belongs to another process
-    write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
+    lock, host = Path("output/training.lock"), "another-host" if process == "silent" else socket.gethostname()
+    lock.write_text(json.dumps({"host": host, "process": number, "started": 1.0}))
     if process == "silent":
-        os.utime("output/training.lock", (0, time.time() - outputs.LOCK_TIMEOUT_SECONDS))
-    train(*LAST)
-    assert weights() == weights(str(trained / "output"))
-    assert not Path("output/training.lock").exists()
+        os.utime(lock, (0, time.time() - outputs.LOCK_TIMEOUT_SECONDS - 10))
+    with lock_output_folder(TrainingArguments(output_dir="output", report_to="none", use_cpu=True)):
+        assert json.loads(lock.read_text())["process"] == os.getpid()
+    assert not lock.exists()
 
 
 def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "TOUCH_SECONDS", 0.01)
-    with output_folder.lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
+    with lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
         lock = tmp_path / "training.lock"
         os.utime(lock, (0, 0))
         end = time.monotonic() + 30
@@ -354,20 +335,9 @@ def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
     assert not lock.exists()
 
 
-def test_a_training_that_is_refused_leaves_no_folder_behind(place: Path) -> None:
-    with pytest.raises(SystemExit):
-        train("--output_dir", "a/b/c", "--dataset_name", "nowhere")
-    assert not Path("a").exists()
-
-
-# Checkpoints
-
-
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    # The first byte of SHA256SUMS is a digit of a checksum.
-    place = 0 if file.name == "SHA256SUMS" else len(content) // 2
-    content[place] ^= 1
+    content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1  # which starts with a digit of a checksum
     file.write_bytes(content)
 
 
@@ -375,7 +345,12 @@ def zero(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
 
-@pytest.mark.parametrize("damage", [flip, zero, Path.unlink])
+def cut_by_little(file: Path) -> None:
+    # The last names in SHA256SUMS would be other ones.
+    truncate(file, 0.5 if file.name == "SHA256SUMS" else 0.999)
+
+
+@pytest.mark.parametrize("damage", [flip, zero, partial(truncate, share=0), cut_by_little, Path.unlink])
 def test_a_checkpoint_with_any_damage_is_skipped_with_a_warning(
     damage: Callable[[Path], None], place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -395,16 +370,114 @@ def test_a_checkpoint_with_any_damage_is_skipped_with_a_warning(
     assert last_checkpoint("output") == str(newest)
 
 
-def test_a_damaged_checkpoint_that_is_named_is_an_error(place: Path) -> None:
+def test_a_damaged_checkpoint_is_an_error_if_named_and_else_costs_its_steps_alone(place: Path, trained: Path) -> None:
     flip(Path("output/checkpoint-4/model.safetensors"))
     message = refusal("--resume_from_checkpoint", "output/checkpoint-4")
     assert "the checksums in SHA256SUMS do not match model.safetensors" in message
-
-
-def test_a_damaged_checkpoint_costs_its_steps_alone(place: Path, trained: Path) -> None:
     for file in output_files("output"):
         file.unlink()
-    flip(Path("output/checkpoint-4/model.safetensors"))
     train(*LAST)
     assert weights() == weights(str(trained / "output"))
     assert last_checkpoint("output") == "output/checkpoint-4"
+
+
+COMMAND = ["--dataset_name", "photos", "--learning_rate", "5e-4", "--save_strategy", "no", "--bf16"]
+COMMAND += ["--label_names", "labels", "others", "--config_overrides", '{"patch_size": 8}', "--hub_token=hf_secret"]
+COMMAND += ["--seed", "1", "--hub_token", "hf_secret", "--resume_from_checkpoint", "last", "--seed", "2"]
+TYPES = (ClassificationArguments, HfViTTrainingArguments)
+
+
+def given(*arguments: str) -> dict[str, Any]:
+    return given_arguments(TYPES, arguments)
+
+
+def test_a_recipe_says_what_the_command_line_says_without_tokens(tmp_path: Path) -> None:
+    recipe = given(*COMMAND)
+    assert recipe == {
+        "dataset_name": "photos",
+        "learning_rate": 5e-4,
+        "save_strategy": "no",
+        "bf16": True,
+        "label_names": ["labels", "others"],
+        "config_overrides": {"patch_size": 8},
+        "seed": 2,
+    }
+    (tmp_path / RECIPE_NAME).write_text(recipe_text(recipe))
+    assert given(str(tmp_path / RECIPE_NAME)) == recipe
+    assert given(str(tmp_path / RECIPE_NAME), "--seed", "3") == recipe | {"seed": 3}
+    assert given("--train-val-split", "0.2") == {"train_val_split": 0.2}
+    assert read_recipe(tmp_path / RECIPE_NAME)["dataset_name"] == "photos"
+    values = {"hub_token": "hf_secret", "seed": 1, "resume_from_checkpoint": "last", "run_name": None}
+    assert savable_values(values, TYPES) == {"seed": 1}
+    assert "hf_secret" not in recipe_text(recipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("box_errors: drop", "Unknown option box_errors"),
+        ("eval_delay: soon", "eval_delay='soon' must be a number"),
+        ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
+        ("classification_loss: hinge", "classification_loss='hinge' must be one of cross_entropy, bce"),
+        ("seed: [1", r"recipe\.yaml is neither YAML nor JSON"),
+    ],
+)
+def test_names_and_values_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    command = [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"]
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(TYPES, command)
+
+
+def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("dataset_name: roads\neval_scales: [1, 0.5]\neval_flip: true\neval_window_size: 8")
+    (options,) = parse_arguments((SemanticArguments,), [str(file)])
+    command = ["--dataset_name", "roads", "--eval_scales", "1", "0.5", "--eval_flip", "--eval_window_size", "8"]
+    assert (options,) == parse_arguments((SemanticArguments,), command)
+    expected = {"dataset_name": "roads", "eval_scales": [2.0], "eval_flip": True, "eval_window_size": 8}
+    assert given_arguments((SemanticArguments,), [str(file), "--eval_scales", "2"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "words"),
+    [
+        ("semantic_segmentation", "class_names", ["sky", "road"], ["sky,road"]),
+        ("semantic_segmentation", "class_names", ("sky", "road"), ["sky,road"]),
+        ("semantic_segmentation", "class_names", ["door, double", "[x]"], ['["door, double", "[x]"]']),
+        ("universal_segmentation", "thing_classes", ["cat", "dog, small"], ['["cat", "dog, small"]']),
+        ("keypoint_detection", "flip_pairs", [["left", "right"], (0, 1)], ["left,right", "0,1"]),
+        ("image_classification", "freeze", ["model.embeddings", "model.norm"], ["model.embeddings,model.norm"]),
+        ("image_classification", "report_to", ["tensorboard", "flyte"], ["tensorboard,flyte"]),
+        ("image_classification", "optim_target_modules", ["query", "key"], ["query", "key"]),
+        ("image_classification", "optim_target_modules", "all-linear", ["all-linear"]),
+        ("semantic_segmentation", "eval_scales", [0.5, 1], ["0.5", "1.0"]),
+    ],
+)
+def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, value: Any, words: list[str]) -> None:
+    types = TASKS[task.replace("_", "-")].argument_types()
+    places = {"dataset_name": "data", "output_dir": "out"}
+    given = [{**places, name: value}]
+    by_mapping, line = parse_arguments(types, given), words_of(name, resolve(types, given[0])[name])
+    assert line == [f"--{name}", *words]
+    assert by_mapping == parse_arguments(types, [places, *line])
+    recipe = given_arguments(types, given)
+    assert parse_arguments(types, [yaml.safe_load(recipe_text(recipe))]) == by_mapping
+
+
+def test_places_are_a_list_or_a_text_with_commas_and_names_are_a_list() -> None:
+    types = TASKS["masked-image-modeling"].argument_types()
+    places = ["photos", "more"]
+    for given in (places, tuple(places), "photos,more"):
+        assert build(types, {"dataset_name": given, "output_dir": "out"})[0].sources == places
+    assert build(types, {"dataset_name": ["a, b"], "output_dir": "out"})[0].sources == ["a, b"]
+
+    def data_of(task: str, **options: Any) -> dict[str, Any]:
+        types = TASKS[task.replace("_", "-")].argument_types()
+        return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[0].source_options()
+
+    names = ["sky", "door, double", "[x]"]
+    for task in ("semantic_segmentation", "object_detection", "universal_segmentation"):
+        assert data_of(task, class_names=names)["class_names"] == names
+    assert data_of("universal_segmentation", thing_classes=names)["thing_names"] == names
+    assert flip_pairs_of(["nose", "left, eye", "right, eye"], ['["left, eye", "right, eye"]']) == ((1, 2),)

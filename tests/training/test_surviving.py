@@ -27,6 +27,7 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 
 
+Runs = tuple[Path, list[dict[str, Any]]]  # the folder of training runs, and the results of each process
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
 
 
@@ -41,7 +42,7 @@ class AtStep(TrainerCallback):
             self.act()
 
 
-def send(number: signal.Signals) -> None:
+def send(number: signal.Signals = signal.SIGTERM) -> None:
     """Send a signal to this process and its worker processes, as a cluster does."""
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, number)
@@ -97,46 +98,40 @@ def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
     trainer.args.max_steps = 1
     trainer.train()
     workers = multiprocessing.active_children()
+    assert workers
     began = time.monotonic()
     del trainer
-    assert workers
     assert not any(worker.is_alive() for worker in workers)
     assert time.monotonic() - began < 4  # worker processes are terminated after 5 seconds
 
 
-def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
-    options = {"max_steps": 2, "save_strategy": "best", "metric_for_best_model": "accuracy", "eval_strategy": "steps"}
-    trainer = digits_trainer(tmp_path, eval_steps=1, **options)
-    trainer.add_callback(AtStep(2, lambda: send(signal.SIGTERM)))
-    with pytest.raises(Preempted):
-        trainer.train()
-    resumed = digits_trainer(tmp_path, eval_steps=1, **options)
-    resumed.train(resume_from_checkpoint=last_checkpoint(tmp_path))
-    assert resumed.state.global_step == 2
-    torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
-
-
-def test_a_signal_leaves_a_checkpoint_that_is_not_the_best(tmp_path: Path) -> None:
-    options = {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "accuracy"}
-    trainer = digits_trainer(tmp_path, learning_rate=0.0, per_device_train_batch_size=22, **options)
-    trainer.add_callback(AtStep(4, lambda: send(signal.SIGTERM)))
+def test_a_signal_in_the_last_step_leaves_its_checkpoint_and_nothing_to_train(tmp_path: Path) -> None:
+    # The higher loss counts as better, so that the first evaluation is the best.
+    options = {"save_strategy": "best", "metric_for_best_model": "loss", "greater_is_better": True}
+    options |= {"eval_strategy": "epoch", "max_steps": 4, "per_device_train_batch_size": 22, "learning_rate": 0.01}
+    trainer = digits_trainer(tmp_path, **options)
+    trainer.add_callback(AtStep(4, send))
     with pytest.raises(Preempted):
         trainer.train()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
     assert len(logged(trainer, "eval_loss")) == 2
     assert (trainer.state.best_global_step, trainer.args.save_strategy) == (2, "best")
+    resumed = digits_trainer(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=last_checkpoint(tmp_path))
+    assert resumed.state.global_step == 4
+    torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
 def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) -> None:
     class TooLate(TrainerCallback):
         def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-            send(signal.SIGTERM)
+            send()
 
     received: list[int] = []
+    trainer = digits_trainer(tmp_path, max_steps=1)
+    trainer.add_callback(TooLate())
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        trainer = digits_trainer(tmp_path, max_steps=1)
-        trainer.add_callback(TooLate())
         trainer.train()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -144,7 +139,7 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return the folder and results of runs in two processes that stop in several ways."""
     folder = tmp_path_factory.mktemp("two_processes")
     job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
@@ -158,7 +153,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
-def test_two_processes_stop_at_one_step_and_resume_exactly(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_two_processes_stop_at_one_step_for_a_signal_or_a_loss_of_one(two_processes: Runs) -> None:
     folder, results = two_processes
     assert (folder / "stopped" / f"checkpoint-{STOP_STEP + 1}").is_dir()
     for result in results:
@@ -166,20 +161,11 @@ def test_two_processes_stop_at_one_step_and_resume_exactly(two_processes: tuple[
         assert len(result["whole_losses"]) == 9
         for part in ("losses", "weights"):
             torch.testing.assert_close(result[f"stopped_{part}"], result[f"whole_{part}"], rtol=0, atol=0)
-
-
-def test_two_processes_stop_at_a_loss_of_one_that_is_no_number(
-    two_processes: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    folder, results = two_processes
-    for result in results:
         assert f"The loss is infinite or NaN after step {STOP_STEP + 1}" in result["spoiled"]
     assert last_checkpoint(folder / "spoiled") == str(folder / "spoiled" / f"checkpoint-{SAVE_STEPS}")
 
 
-def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
-    two_processes: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = two_processes
     output = (folder / "output.txt").read_text()
     checkpoint = last_checkpoint(folder / "long")
@@ -255,28 +241,25 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_what_is_missing(file: s
     digits_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=last_checkpoint(tmp_path))
 
 
-def test_a_small_file_that_is_cut_off_in_silence_is_noticed(tmp_path: Path) -> None:
-    class CutOff(HfViTTrainer):
-        def _save_rng_state(self, output_dir: str) -> None:
-            if self.state.global_step == 2:
-                truncate(Path(output_dir) / "scheduler.pt")
-            super()._save_rng_state(output_dir)
-
-    with pytest.raises(CheckpointError, match=r"could not be written \(truncated files: scheduler\.pt\)"):
-        digits_trainer(tmp_path, CutOff, save_total_limit=1, **EVERY_STEP).train()
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
-
-
-def test_the_only_checkpoint_stays_until_the_next_one_is_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(CheckpointError, r"could not be written \(truncated files: scheduler\.pt\)"), (KeyboardInterrupt, None)],
+)
+def test_a_checkpoint_stays_until_the_next_is_whole(
+    error: type[BaseException], message: str | None, tmp_path: Path
+) -> None:
     class Interrupted(HfViTTrainer):
         def _save_rng_state(self, output_dir: str) -> None:
             if self.state.global_step == 2:
-                raise KeyboardInterrupt
+                truncate(Path(output_dir) / "scheduler.pt")  # which no other error reports
+                if error is KeyboardInterrupt:
+                    raise error
             super()._save_rng_state(output_dir)
 
-    with pytest.raises(KeyboardInterrupt):
-        digits_trainer(tmp_path, Interrupted, save_total_limit=1, **EVERY_STEP).train()
-    assert (tmp_path / "checkpoint-2").is_dir()
+    trainer = digits_trainer(tmp_path, Interrupted, save_total_limit=1, **EVERY_STEP)
+    with pytest.raises(error, match=message):
+        trainer.train()
+    assert (tmp_path / "checkpoint-2").is_dir() == (error is KeyboardInterrupt)
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
@@ -302,53 +285,34 @@ def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "accuracy"}
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_the_best_model_is_that_of_a_whole_checkpoint(
-    is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_best_model_is_that_of_a_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # With a learning rate of 0, no step is better than the first.
-    options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 1}
+    options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 2}
     before = tmp_path / "before"
-    digits_trainer(before, max_steps=3, **{**options, "save_total_limit": 2}).train()
+    digits_trainer(before, max_steps=3, **options).train()
     assert {folder.name for folder in before.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-3"}
     before.rename(tmp_path / "after")
-    best = tmp_path / "after" / "checkpoint-1"
-    if is_lost:
-        (best / "model.safetensors").write_bytes(bytes((best / "model.safetensors").stat().st_size))
-    trainer = digits_trainer(tmp_path / "after", max_steps=4, **{**options, "save_total_limit": 2})
-    trainer.train(resume_from_checkpoint=True)
-    expected = tmp_path / "after" / "checkpoint-4" if is_lost else best
-    assert trainer.state.best_model_checkpoint == str(expected)
-    assert (f"The best checkpoint so far, {best}, cannot be used: the checksums" in caplog.text) == is_lost
+    shutil.copytree(tmp_path / "after", tmp_path / "copy")
+    for is_lost in (False, True):
+        best = tmp_path / "after" / "checkpoint-1"
+        if is_lost:
+            shutil.rmtree(tmp_path / "after")
+            (tmp_path / "copy").rename(tmp_path / "after")
+            (best / "model.safetensors").write_bytes(bytes((best / "model.safetensors").stat().st_size))
+        trainer = digits_trainer(tmp_path / "after", max_steps=4, **options)
+        trainer.train(resume_from_checkpoint=True)
+        expected = tmp_path / "after" / "checkpoint-4" if is_lost else best
+        assert trainer.state.best_model_checkpoint == str(expected)
+        assert (f"The best checkpoint so far, {best}, cannot be used: the checksums" in caplog.text) == is_lost
     truncate(expected / "config.json")
     with pytest.raises(CheckpointError, match=r"The best checkpoint, .*, cannot be used: the checksums in SHA"):
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
-@pytest.fixture(scope="module")
-def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("two_checkpoints")
-    digits_trainer(folder, max_steps=2, **EVERY_STEP).train()
-    return folder
-
-
-@pytest.mark.parametrize("share", [0, 0.5, 0.999])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_truncated_file_is_skipped_with_a_warning(
-    name: str, share: float, two_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = shutil.copytree(two_checkpoints, tmp_path / "copy")
-    assert last_checkpoint(folder) == str(folder / "checkpoint-2")
-    truncate(folder / "checkpoint-2" / name, share)
-    assert last_checkpoint(folder) == str(folder / "checkpoint-1")
-    assert f"Skipping the incomplete checkpoint {folder / 'checkpoint-2'}: truncated files: {name}." in caplog.text
-
-
 MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
 SCRIPT = (
     *("--dataset_name", "photos", "--output_dir", "output", "--image_size", "16", "--config_overrides", MODEL),
-    *("--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"),
-    *("--num_train_epochs", "4"),
+    *("--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none", "--num_train_epochs", "4"),
 )
 
 
@@ -360,14 +324,13 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_class_folders(tmp_path / "photos", ["cat", "dog"])
 
 
-def task_with(*callbacks: TrainerCallback) -> type[ImageClassification]:
-    """Return a task whose training is disturbed."""
+def task_at(step: int, act: Callable[[], None]) -> type[ImageClassification]:
+    """Return a task whose training is disturbed at a step."""
 
     class Task(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:
             trainer = super().make_trainer()
-            for callback in callbacks:
-                trainer.add_callback(callback)
+            trainer.add_callback(AtStep(step, act))
             return trainer
 
     return Task
@@ -376,7 +339,7 @@ def task_with(*callbacks: TrainerCallback) -> type[ImageClassification]:
 def test_a_script_exits_at_a_signal_without_a_report_and_goes_on(photos: Path) -> None:
     said: list[str] = []
     with pytest.raises(SystemExit) as stopped:
-        run(task_with(AtStep(3, lambda: send(signal.SIGTERM))), SCRIPT, None, said.append)
+        run(task_at(3, send), SCRIPT, None, said.append)
     assert stopped.value.code == 143
     assert not Path("output/README.md").exists()
     assert not Path("output/model.safetensors").exists()
@@ -386,10 +349,8 @@ def test_a_script_exits_at_a_signal_without_a_report_and_goes_on(photos: Path) -
     assert said[-1] == "The model, its scores and its card: output"
 
 
-@pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("train", 1, 6), ("validation", 1, 4)])
-def test_a_script_names_an_image_that_is_lost_while_it_trains(
-    split: str, workers: int, checkpoint: int, photos: Path
-) -> None:
+@pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("validation", 1, 4)])
+def test_a_script_names_a_lost_image(split: str, workers: int, checkpoint: int, photos: Path) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
 
     # Epoch 3 has already loaded its training images when this is called.
@@ -399,7 +360,7 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
 
     options = [*SCRIPT, "--dataloader_num_workers", str(workers)]
     with pytest.raises(SystemExit) as stopped:
-        run(task_with(AtStep(5, damage)), options, None, lambda line: None)
+        run(task_at(5, damage), options, None, lambda line: None)
     message = stopped.value.code
     assert isinstance(message, str)
     assert "\n" not in message
