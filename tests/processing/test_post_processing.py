@@ -324,9 +324,7 @@ def grid_of(processor, pixels, scale):
     return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("scale", [1, 4])
-@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize(("padding", "scale"), [*zip(PADDING, [1, 4, 1, 4, 1], strict=True)])
 def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, scale):
     processor = HfViTImageProcessor(do_pad=True, **PADDING[padding])
     images = [noise(40, 80, 3), noise(80, 40, 3), noise(24, 24, 3)]
