@@ -140,6 +140,7 @@ def test_unclear_arrays_warn(warnings):
     assert "first or last" in warnings.pop()
     # A size of 4 could be RGBA, but the model has 3 channels.
     assert pixels_of(noise(4, 8, 3)).shape == (3, 4, 8)
+    warnings.clear()
     array = noise(8, 8, 3) / np.float32(255)  # would be rescaled twice
     Processor()(array * 255)
     Processor(do_rescale=False)(array)

@@ -15,7 +15,7 @@ from hf_vit.convert.image_processor import image_processor_options, timm_image_p
 from ..convert.test_convert_image_processor import PUBLISHED, TIMM
 from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
-from ..helpers.images import BACKENDS, noise
+from ..helpers.images import noise
 
 
 def write(folder, name, content):
