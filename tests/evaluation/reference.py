@@ -1,5 +1,6 @@
 """The official evaluator of COCO, and the scores of a metric."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ from pycocotools.cocoeval import COCOeval
 from hf_vit.evaluation.base import StreamedMetric
 
 
+Annotations = dict[int, list[dict[str, Any]]]
+
+
 def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
     """Return the scores of predictions and their targets."""
     metric.update([metric.record(*image) for image in images])
@@ -16,16 +20,17 @@ def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
 
 
 def evaluate_coco(
-    kind: str, targets: list[dict[str, Any]], predictions: list[dict[str, Any]], sigmas: list[float] | None = None
+    kind: str, categories: Iterable[int], targets: Annotations, predictions: Annotations, sigmas: Any = None
 ) -> COCOeval:
-    """Return the evaluation of annotations, each with its `image_id`."""
+    """Return the official evaluation of annotations, given for each image."""
     datasets = []
-    for annotations in (targets, predictions):
+    for images in (targets, predictions):
         dataset = COCO()
+        annotations = [{"image_id": number, "iscrowd": 0, **own} for number, image in images.items() for own in image]
         dataset.dataset = {
-            "images": [{"id": number, "height": 0, "width": 0} for number in {own["image_id"] for own in targets}],
-            "categories": [{"id": number} for number in {own["category_id"] for own in [*targets, *predictions]}],
-            "annotations": [{"id": number, "iscrowd": 0, **own} for number, own in enumerate(annotations, start=1)],
+            "images": [{"id": number, "height": 0, "width": 0} for number in sorted(targets)],
+            "categories": [{"id": label} for label in categories],
+            "annotations": [{"id": number, **own} for number, own in enumerate(annotations, start=1)],
         }
         dataset.createIndex()
         datasets.append(dataset)

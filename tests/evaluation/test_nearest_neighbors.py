@@ -68,9 +68,6 @@ def test_the_score_is_of_images_whose_class_is_known() -> None:
     metric.reset()
     metric.update([metric.record(Answer(1), 0)])
     assert metric.compute() == {"knn_accuracy": 0}
-
-
-def test_without_classes_there_is_no_score() -> None:
-    metric = NeighborAccuracy(is_known=False)
-    metric.update([metric.record(Answer(None), None)])
-    assert metric.compute() == {}
+    unknown = NeighborAccuracy(is_known=False)
+    unknown.update([unknown.record(Answer(None), None)])
+    assert unknown.compute() == {}

@@ -165,11 +165,8 @@ def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, bat
 
 def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, sizes = pipe.model.forward, []
-    monkeypatch.setattr(
-        pipe.model,
-        "forward",
-        lambda pixels, *args, **kwargs: sizes.append(len(pixels)) or forward(pixels, *args, **kwargs),
-    )
+    count = lambda pixel_values, **kwargs: sizes.append(len(pixel_values)) or forward(pixel_values, **kwargs)  # noqa: E731
+    monkeypatch.setattr(pipe.model, "forward", count)
     pipe([photo(folder)] * 2, boxes=[BOXES, BOXES[:2]], batch_size=4)
     assert sizes == [4, 1]
 

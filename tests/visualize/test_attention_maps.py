@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,13 +36,6 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
         for parameter in model.double().parameters():
             parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator))
     return model.eval()
-
-
-def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
-    """Return random attention of two heads for a CLS token, a register and patches."""
-    num_tokens = 2 + grid[0] * grid[1]
-    weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
-    return Attention((3 * weights).softmax(-1), grid, 2, torch.eye(num_tokens).double()[0])
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -143,27 +137,22 @@ def test_an_image_is_summed_up_by_what_the_model_pools(options: dict[str, Any], 
     for token, share in expected.items():
         shares[token] = share
     torch.testing.assert_close(recorded.pooled, shares)
+    (half,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
+    assert (half.weights.dtype, half.pooled.dtype) == (torch.float32, torch.float32)
 
 
-def test_half_precision_is_recorded_in_float32() -> None:
-    config = small_config()
-    (recorded,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
-    assert (recorded.weights.dtype, recorded.pooled.dtype) == (torch.float32, torch.float32)
-
-
-def test_maps_show_what_one_patch_or_the_cls_token_attends_to() -> None:
-    attention = by_hand()
+def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> None:
+    # Of two heads in three layers, for a CLS token, a register and 2 x 3 patches.
+    weights = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    attention = Attention((3 * weights).softmax(-1), (2, 3), 2, torch.eye(8).double()[0])
     for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
         maps = attention_maps(attention, patch)
         assert maps.shape == (3, 2, 2, 3)
-        for row in range(2):
-            for column in range(3):
-                looked = attention.weights[:, :, token, 2 + 3 * row + column]
-                torch.testing.assert_close(maps[:, :, row, column], looked)
-
-
-def test_rollout_is_the_product_of_matrices() -> None:
-    attention = by_hand()
+        for row, column in np.ndindex(2, 3):
+            torch.testing.assert_close(maps[:, :, row, column], attention.weights[:, :, token, 2 + 3 * row + column])
+    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
+        attention_maps(attention, (2, 0))
+    # A rollout is the product of matrices.
     product = torch.eye(8).double()
     for layer in attention.weights:
         product = (layer.mean(0) + torch.eye(8)) / 2 @ product
@@ -243,8 +232,6 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
-        attention_maps(by_hand(), (2, 0))
 
 
 def test_a_point_lies_on_one_patch_or_outside() -> None:

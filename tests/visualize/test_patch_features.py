@@ -19,19 +19,11 @@ def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
     return [torch.randn(*grid, size, generator=generator).double() * torch.arange(1, size + 1) + 5 for grid in grids]
 
 
-def cosine(first: Tensor, second: Tensor) -> float:
-    return float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
-
-
 def project(rows: np.ndarray, count: int) -> np.ndarray:
     """Project rows on scikit-learn's components, with signs that make the largest entries positive."""
     pca = PCA(count, svd_solver="full").fit(rows)
     largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
     return pca.transform(rows) * np.sign(largest[:, 0])
-
-
-def spread(values: np.ndarray) -> np.ndarray:
-    return (values - values.min(0)) / (values.max(0) - values.min(0))
 
 
 def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> None:
@@ -42,9 +34,8 @@ def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> 
     first, second = patch_features(model, images, mask)
     assert (first.shape, second.shape) == ((2, 3, 32), (3, 4, 32))
     hidden_states = model.base_model(images, patch_attention_mask=mask).last_hidden_state
-    for row in range(2):
-        for column in range(3):
-            torch.testing.assert_close(first[row, column], hidden_states[0, 4 + 4 * row + column])
+    for row, column in np.ndindex(2, 3):
+        torch.testing.assert_close(first[row, column], hidden_states[0, 4 + 4 * row + column])
     torch.testing.assert_close(first, patch_features(model, images[:1, :, :16, :24])[0], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
         patch_features(model.train(), images)
@@ -54,9 +45,10 @@ def test_similarity_is_the_cosine_with_each_patch() -> None:
     (features,) = random_features((3, 4))
     similarity = patch_similarity(features, (1, 2))
     assert similarity.shape == (3, 4)
-    for row in range(3):
-        for column in range(4):
-            assert float(similarity[row, column]) == pytest.approx(cosine(features[1, 2], features[row, column]))
+    for place in np.ndindex(3, 4):
+        first, second = features[1, 2], features[place]
+        expected = (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
+        assert float(similarity[place]) == pytest.approx(float(expected))
     with pytest.raises(ValueError, match=r"no patch \(0, 4\)"):
         patch_similarity(features, (0, 4))
 
@@ -64,19 +56,14 @@ def test_similarity_is_the_cosine_with_each_patch() -> None:
 def test_colors_are_the_principal_components_of_all_images_together() -> None:
     features = random_features((3, 4), (5, 2))
     rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
-    expected = spread(project(rows, 3))
+    values = project(rows, 3)
+    expected = (values - values.min(0)) / (values.max(0) - values.min(0))
     first, second = feature_colors(features)
     np.testing.assert_allclose(first, expected[:12].reshape(3, 4, 3), atol=1e-9)
     np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
-
-
-def test_too_few_patches_for_three_colors_are_refused() -> None:
+    assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
     with pytest.raises(ValueError, match="3 patches with 6 features"):
         feature_colors(random_features((1, 3)))
-
-
-def test_like_patches_have_one_color() -> None:
-    assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
 
 
 @pytest.mark.parametrize("shape", [(20, 6), (4, 6)])

@@ -13,13 +13,7 @@ from hf_vit.commands.visualize import kinds_of, open_for_inspection
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
-from hf_vit.visualize.patches import (
-    draw_attention,
-    draw_feature_colors,
-    draw_heat,
-    mosaic,
-    overlay_heat,
-)
+from hf_vit.visualize.patches import draw_attention, draw_feature_colors, draw_heat, mosaic, overlay_heat
 
 from ..helpers.models import small_config
 from ..helpers.options import call_command
