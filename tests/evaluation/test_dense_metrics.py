@@ -16,23 +16,14 @@ from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.evaluation.detection import InstanceMetric
 from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
-from ..helpers.dense import (
-    NAMES,
-    NUM_IMAGES,
-    THINGS,
-    depth_image,
-    instance_image,
-    masks_of,
-    panoptic_image,
-    semantic_image,
-    size,
-)
+from ..helpers import dense
+from ..helpers.dense import NAMES, NUM_IMAGES, THINGS, masks_of
 from .reference import evaluate_coco, score
 
 
 def test_semantic_scores_are_those_of_torchmetrics_and_scikit_learn() -> None:
-    assert len({size(number) for number in range(NUM_IMAGES)}) > 3
-    images = [semantic_image(number) for number in range(NUM_IMAGES)]
+    assert len({dense.size(number) for number in range(NUM_IMAGES)}) > 3
+    images = [dense.semantic_image(number) for number in range(NUM_IMAGES)]
     scores = score(SemanticSegmentationMetric(NAMES), *images)
     answers, labels = (torch.cat([torch.from_numpy(image[part]).flatten() for image in images]) for part in (0, 1))
     options = {"num_classes": len(NAMES), "ignore_index": 255}
@@ -98,7 +89,7 @@ def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[
 
 
 def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
-    images = [panoptic_image(number) for number in range(NUM_IMAGES)]
+    images = [dense.panoptic_image(number) for number in range(NUM_IMAGES)]
     metric = PanopticMetric(NAMES, THINGS)
     scores = score(metric, *images)
     reference = panoptic_reference(images, 4)
@@ -119,21 +110,20 @@ def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
 
 def test_panoptic_scores_are_those_of_torchmetrics_where_every_pixel_has_a_segment() -> None:
     images, expected = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
+    info = [{"id": i, "label_id": i} for i in range(4)]
     for number in range(NUM_IMAGES):
         generator = np.random.default_rng(number)
         target = generator.integers(0, 4, (6, 8)).repeat(16, axis=0).repeat(16, axis=1)
         prediction = np.where(generator.random(target.shape) < 0.2, generator.integers(0, 4, target.shape), target)
+        masks = np.stack([target == i for i in range(4)])
         images.append(
-            (
-                {"segmentation": prediction, "segments_info": [{"id": i, "label_id": i} for i in range(4)]},
-                {"masks": np.stack([target == i for i in range(4)]), "class_labels": np.arange(4)},
-            )
+            ({"segmentation": prediction, "segments_info": info}, {"masks": masks, "class_labels": range(4)})
         )
         expected.update(*(torch.from_numpy(np.stack([m, np.zeros_like(m)], -1))[None] for m in (prediction, target)))
     assert score(PanopticMetric(NAMES, THINGS), *images)["pq"] == pytest.approx(expected.compute().item(), abs=1e-6)
 
 
-def test_a_segment_that_is_mostly_void_is_no_false_positive() -> None:
+def test_a_mostly_void_segment_is_no_false_positive_and_wrong_segments_are_refused() -> None:
     target = {"masks": masks_of([(0, 4, 0, 4)], (4, 10)), "class_labels": [0]}
     segmentation = np.full((4, 10), -1)
     segmentation[:, :4], segmentation[:, 6:] = 0, 1
@@ -143,9 +133,6 @@ def test_a_segment_that_is_mostly_void_is_no_false_positive() -> None:
     segmentation[:, 6:], segmentation[:, 1:4] = -1, 1
     scores = score(PanopticMetric(["a", "b"], []), ({"segmentation": segmentation, "segments_info": info}, target))
     assert scores["pq"] == 0
-
-
-def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
     metric = PanopticMetric(["a", "b"], [1])
     masks = masks_of([(0, 2, 0, 2), (1, 3, 1, 3)], (4, 4))
     nothing = {"segmentation": np.zeros((4, 4)), "segments_info": []}
@@ -174,7 +161,7 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_instance_scores_are_those_of_pycocotools() -> None:
     """torchmetrics ignores images without objects."""
-    images = [instance_image(number) for number in range(NUM_IMAGES)]
+    images = [dense.instance_image(number) for number in range(NUM_IMAGES)]
     images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
     # The reference sorts predictions of equal score by the order of images.
     for number, (prediction, _) in enumerate(images):
@@ -189,15 +176,7 @@ def test_instance_scores_are_those_of_pycocotools() -> None:
     assert per_class == pytest.approx(reference.eval["precision"][..., 0, -1].mean(axis=(0, 1)).tolist(), abs=1e-12)
 
 
-def test_instances_are_evaluated_anew_only_after_more_images() -> None:
-    metric = InstanceMetric(NAMES, THINGS)
-    first = score(metric, instance_image(0))
-    assert metric._evaluate() is metric._evaluate()
-    both = score(metric, instance_image(4))
-    assert both == score(InstanceMetric(NAMES, THINGS), instance_image(4), instance_image(0)) != first
-
-
-def test_instances_of_other_classes_and_of_none_do_not_count() -> None:
+def test_instances_of_other_classes_do_not_count() -> None:
     masks = masks_of([(0, 9, 0, 9), (0, 9, 12, 20)], (10, 20))
     target = {"masks": masks, "class_labels": [0, 2]}
     prediction = {"masks": masks, "class_labels": [1, 2], "scores": [0.9, 0.8]}
@@ -209,6 +188,12 @@ def test_instances_of_other_classes_and_of_none_do_not_count() -> None:
     assert per_class["cat"] == pytest.approx({"ap": 1, "ap_50": 1})
     assert math.isnan(per_class["dog"]["ap"])
     assert "sky" not in per_class
+    # Instances are evaluated anew only after more images.
+    metric = InstanceMetric(NAMES, THINGS)
+    first = score(metric, dense.instance_image(0))
+    assert metric._evaluate() is metric._evaluate()
+    both = score(metric, dense.instance_image(4))
+    assert both == score(InstanceMetric(NAMES, THINGS), dense.instance_image(4), dense.instance_image(0)) != first
 
 
 def fitted_inverse(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -242,7 +227,7 @@ ALIGNED: dict[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @pytest.mark.parametrize("alignment", ALIGNED)
 def test_depth_scores_are_the_means_of_images(alignment: Any) -> None:
-    images = [depth_image(number) for number in range(NUM_IMAGES)]
+    images = [dense.depth_image(number) for number in range(NUM_IMAGES)]
     if alignment == "scale_shift":
         images = [(3 / prediction - 0.2, target) for prediction, target in images]
     expected = []
@@ -257,7 +242,7 @@ def test_depth_scores_are_the_means_of_images(alignment: Any) -> None:
 
 
 def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
-    target = depth_image(0)[1]
+    target = dense.depth_image(0)[1]
     depth = np.where(np.isfinite(target) & (target > 0), target, 1.0)
     assert score(DepthMetric(alignment="median"), (0.01 * depth, target))["abs_rel"] == pytest.approx(0, abs=1e-12)
     inverse = DepthMetric(max_depth=80, alignment="scale_shift")

@@ -107,7 +107,12 @@ def test_what_is_invented_counts() -> None:
         assert score(metric(), (found, target(BOX)))["map"] == pytest.approx(1 / 2)
 
 
-def test_detections_in_a_crowd_are_excused() -> None:
+def test_areas_and_crowds_are_those_of_the_target() -> None:
+    for areas, size in (({}, "medium"), ({"areas": [900.0]}, "small")):
+        image = prediction(([0, 0, 40, 40], 0.5)), target([0, 0, 40, 40], **areas)
+        scores = score(DetectionMetric(["cell"]), image)
+        known = {name for name in ("map_small", "map_medium", "map_large") if not math.isnan(scores[name])}
+        assert known == {f"map_{size}"}
     truth = target(BOX, [200, 200, 400, 400], is_crowd=[0, 1])
     inside = [([200 + step, 220, 240 + step, 260], 0.95) for step in range(0, 100, 20)]
     found = prediction((BOX, 0.5), *inside)
@@ -116,15 +121,7 @@ def test_detections_in_a_crowd_are_excused() -> None:
     assert math.isnan(score(DetectionMetric(["cell"]), (found, crowd_alone))["map"])
 
 
-def test_the_given_area_says_how_large_an_object_is() -> None:
-    for areas, size in (({}, "medium"), ({"areas": [900.0]}, "small")):
-        image = prediction(([0, 0, 40, 40], 0.5)), target([0, 0, 40, 40], **areas)
-        scores = score(DetectionMetric(["cell"]), image)
-        known = {name for name in ("map_small", "map_medium", "map_large") if not math.isnan(scores[name])}
-        assert known == {f"map_{size}"}
-
-
-def test_a_class_without_objects_is_nan_and_another_class_is_refused() -> None:
+def test_curves_and_classes_without_objects() -> None:
     metric = DetectionMetric(["cat", "dog"])
     found = prediction((BOX, 0.9), (BOX, 0.8), labels=[0, 1])
     assert score(metric, (found, target(BOX)))["map"] == pytest.approx(1)
@@ -136,9 +133,6 @@ def test_a_class_without_objects_is_nan_and_another_class_is_refused() -> None:
         metric.record(prediction(), target(BOX, labels=[2]))
     with pytest.raises(ValueError, match=r"The prediction has 1 boxes, but .* \{'class_labels': 2\}"):
         metric.record(prediction((BOX, 0.5), labels=[0, 1]), target())
-
-
-def test_the_curve_of_a_class_is_its_precision_at_each_recall() -> None:
     metric = DetectionMetric(NAMES)
     score(metric, *map(detection_image, range(NUM_IMAGES)))
     curves, per_class = metric.precision_recall(), metric.per_class()

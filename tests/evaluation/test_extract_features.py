@@ -160,12 +160,12 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     save_encoder(tmp_path / "encoder", **options, num_hidden_layers=1)
     for number in range(50):  # 50 different images fill a batch; repeated features would compress better
         picture(number).save(tmp_path / f"{number}.png")
-    for name, count in (("few", 150), ("many", 1200)):
+    for name, count in (("few", 100), ("many", 800)):
         (tmp_path / name).mkdir()
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 250  # MiB, seven eighths of them from the second extraction
+    assert written > 200  # MiB, seven eighths of them from the second extraction
     assert growth < 100  # allocators and the writer vary by up to 50 MiB between runs
 
 
@@ -185,20 +185,20 @@ def test_patches_of_padding_do_not_count(tmp_path: Path) -> None:
         np.testing.assert_allclose(row["mean"], np.mean(row["patches"], axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_published_models_and_named_classes_of_the_hub(tmp_path: Path) -> None:
+def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTModel(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     dataset_of([1, 0, -1], ["zebra", "ape"]).to_parquet(tmp_path / "train.parquet")
-    extract_to(tmp_path / "vit", tmp_path / "train.parquet", tmp_path / "features", features=["cls"])
-    rows = rows_of(tmp_path / "features", "train").to_pylist()
+    named = extract_to(tmp_path / "vit", tmp_path / "train.parquet", tmp_path / "named", features=["cls"])
+    rows = rows_of(named, "train").to_pylist()
     assert [(row["file"], row["label"], len(row["cls"])) for row in rows] == [
         ("image 0 of train", "ape", 16),
         ("image 1 of train", "zebra", 16),
         ("image 2 of train", None, 16),
     ]
-
-
-def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Images that cannot be read are named or left out.
     encoder = save_encoder(tmp_path / "encoder")
     write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
     truncate(tmp_path / "photos" / "b.png")
@@ -220,7 +220,8 @@ def test_a_folder_holds_features_of_one_kind_and_of_unchanged_images(workplace: 
     (tmp_path / "notes" / "notes.txt").touch()
     with pytest.raises(ValueError, match=r"notes contains 'notes\.txt', which are not features"):
         extract_to(workplace / "encoder", workplace / "colors", tmp_path / "notes")
-    photos = write_pictures(tmp_path / "photos", "0.png", "1.png")
+    photos = tmp_path / "photos"
+    write_pictures(photos, "0.png", "1.png")
     for _ in range(2):  # of which the second finds all features
         extract_to(workplace / "encoder", photos, tmp_path / "features")
     Image.new("RGB", (20, 20), "green").save(photos / "1.png")

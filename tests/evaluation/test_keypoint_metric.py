@@ -87,10 +87,18 @@ def test_oks_equals_hand_computed_ones() -> None:
         assert scores["pck"] == 0
 
 
-def test_sigmas_of_people_are_those_of_coco() -> None:
+def test_sigmas_of_people_are_those_of_coco_and_what_does_not_fit_is_refused() -> None:
     assert list(COCO_SIGMAS.values()) == pytest.approx(Params("keypoints").kpt_oks_sigmas.tolist())
     assert default_oks_sigmas(list(COCO_SIGMAS)[::-1]) == list(COCO_SIGMAS.values())[::-1]
     assert default_oks_sigmas(["nose", "tail"]) == [0.05, 0.05]
+    with pytest.raises(ValueError, match=r"oks_sigmas=\[0.1, 0.2\] must be 4 positive numbers"):
+        KeypointMetric(FACE, [0.1, 0.2])
+    with pytest.raises(ValueError, match="pck_threshold=0 must be positive"):
+        KeypointMetric(FACE, pck_threshold=0)
+    with pytest.raises(ValueError, match=r"normalize has the unknown keypoint 'ear'\. Choose two of left_eye"):
+        KeypointMetric(FACE, normalize=("nose", "ear"))
+    with pytest.raises(ValueError, match=r"predicted keypoints have the shape \(3, 2\) instead of \(4, 2\)"):
+        KeypointMetric(FACE).record(found(of=POINTS[:3]), truth())
 
 
 def test_keypoint_scores_equal_hand_computed_ones() -> None:
@@ -103,9 +111,7 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
     assert keypoints["left_eye"] == pytest.approx({"pck": 1, "nme": 12 / 80})
     assert keypoints["right_eye"] == pytest.approx({"pck": 0, "nme": 13 / 80})
     assert all(math.isnan(value) for value in keypoints["chin"].values())
-
-
-def test_two_keypoints_can_be_the_length() -> None:
+    # Two keypoints can be the length.
     moves = (12, 0), (0, 13), (3, 4)
     metric = KeypointMetric(FACE, pck_threshold=0.1, normalize=("left_eye", "nose"))
     length = math.hypot(30, 30)  # a threshold of 0.1 then accepts 4.2 pixels
@@ -126,14 +132,3 @@ def test_every_labeled_keypoint_counts_alike_and_objects_without_a_length_do_not
     scores = score(KeypointMetric(FACE), (found((0, 0), (0, 0), (8, 0), of=nose_alone), truth(nose_alone)))
     assert math.isnan(scores["pck"])
     assert scores["nme"] == pytest.approx(8 / 80)
-
-
-def test_what_does_not_fit_the_names_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"oks_sigmas=\[0.1, 0.2\] must be 4 positive numbers"):
-        KeypointMetric(FACE, [0.1, 0.2])
-    with pytest.raises(ValueError, match="pck_threshold=0 must be positive"):
-        KeypointMetric(FACE, pck_threshold=0)
-    with pytest.raises(ValueError, match=r"normalize has the unknown keypoint 'ear'\. Choose two of left_eye"):
-        KeypointMetric(FACE, normalize=("nose", "ear"))
-    with pytest.raises(ValueError, match=r"predicted keypoints have the shape \(3, 2\) instead of \(4, 2\)"):
-        KeypointMetric(FACE).record(found(of=POINTS[:3]), truth())

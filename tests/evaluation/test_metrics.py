@@ -49,9 +49,7 @@ def test_scores_equal_hand_computed_ones() -> None:
     assert 0 < scores["accuracy"] < scores["top_5_accuracy"] < 1
     with pytest.raises(ValueError, match=r"got \(4,\) and \(4,\)"):
         image_classification_metrics(EvalPrediction(np.zeros(4), np.zeros(4)))
-
-
-def test_majority_baseline_goes_by_the_training_labels() -> None:
+    # The baseline of the majority goes by the training labels.
     scores = majority_baseline([1, 1, 1, 0], [0, 0, 0, 1], num_labels=2)
     assert scores["accuracy"] == 0.25
     assert scores["loss"] == pytest.approx(-(3 * np.log(1 / 4) + np.log(3 / 4)) / 4)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,20 +54,15 @@ def test_neighbors_vote_as_those_of_scikit_learn() -> None:
     assert found.tolist() != classify_by_neighbors(features, known, classes, 1).tolist()
 
 
-@dataclass
-class Answer:
-    class_number: int | None
-
-
 def test_the_score_is_of_images_whose_class_is_known() -> None:
     metric = NeighborAccuracy(is_known=True)
     assert math.isnan(metric.compute()["knn_accuracy"])
     pairs = [(1, 1), (0, 1), (2, 2), (1, None), (0, 0)]
-    metric.update([metric.record(Answer(said), right) for said, right in pairs])
+    metric.update([metric.record(SimpleNamespace(class_number=said), right) for said, right in pairs])
     assert metric.compute() == {"knn_accuracy": 3 / 4}
     metric.reset()
-    metric.update([metric.record(Answer(1), 0)])
+    metric.update([metric.record(SimpleNamespace(class_number=1), 0)])
     assert metric.compute() == {"knn_accuracy": 0}
     unknown = NeighborAccuracy(is_known=False)
-    unknown.update([unknown.record(Answer(None), None)])
+    unknown.update([unknown.record(SimpleNamespace(class_number=None), None)])
     assert unknown.compute() == {}

@@ -65,9 +65,7 @@ def test_it_lies_in_the_middle_of_a_gap_and_without_a_right_prediction_there_is_
     assert found is not None
     assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
-
-
-def test_one_object_more_or_less_decides_nothing() -> None:
+    # One object more or less decides nothing.
     scores = np.linspace(0.9, 0.1, 81)  # 40 correct predictions, then every second one, then none
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]

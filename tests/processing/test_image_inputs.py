@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 
 import numpy as np
 import PIL.Image
@@ -78,12 +79,18 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert torch.equal(same, outputs[:1].expand_as(same))
 
 
-def test_a_batch_is_its_images_one_by_one(backend):
+def test_a_batch_is_its_images_one_by_one_and_leaves_them_as_they_were(backend):
     images = [noise(30, 40, 3), PIL.Image.fromarray(noise(40, 30)), torch.from_numpy(noise(4, 20, 20)).float()]
     processor = backend(size=24)
     batch = processor(images, return_tensors="pt").pixel_values
     singles = [processor(image, return_tensors="pt").pixel_values[0] for image in images]
     assert torch.equal(batch, torch.stack(singles))
+    for array in (noise(3, 20, 30), noise(3, 20, 30).astype(np.float32)):
+        before, tensor = array.copy(), torch.from_numpy(array)
+        backend(do_resize=False)([array, tensor, tensor[:, :10]])
+        backend(do_resize=False, do_normalize=False)([array, tensor[:, :10]])
+        backend(**PLAIN)([array, tensor[:, :10]])["pixel_values"][0][:] = 0
+        assert np.array_equal(array, before)
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(np.asarray, (3, 3, 20, 30)), (torch.from_numpy, (3, 20, 30, 3))])
@@ -95,30 +102,7 @@ def test_batched_array_and_nested_list_are_lists_of_images(kind, shape):
     assert torch.equal(processor(nested, return_tensors="pt").pixel_values, expected)
 
 
-def test_arrays_of_any_memory_layout():
-    wide = noise(20, 30, 3) * np.uint16(257)
-    for array in (wide[..., ::-1], wide[::-1, ::2], wide.astype(">u2")):
-        expected = as_chw(array.astype(np.float64) / 257)
-        assert torch.equal(pixels_of(array), expected)
-        array.flags.writeable = False
-        assert torch.equal(pixels_of(array), expected)
-    array = noise(20, 30, 3)
-    shares = []
-    for array.flags.writeable in (True, False):  # memory is shared only if it may be written to
-        shares.append(image_inputs.read_image(array, num_channels=3).data_ptr() == array.ctypes.data)
-    assert shares == [True, False]
-
-
-def test_images_are_left_as_they_were(backend):
-    for array in (noise(3, 20, 30), noise(3, 20, 30).astype(np.float32)):
-        before, tensor = array.copy(), torch.from_numpy(array)
-        backend(do_resize=False)([array, tensor, tensor[:, :10]])
-        backend(do_resize=False, do_normalize=False)([array, tensor[:, :10]])
-        backend(**PLAIN)([array, tensor[:, :10]])["pixel_values"][0][:] = 0
-        assert np.array_equal(array, before)
-
-
-def test_types_of_number():
+def test_types_of_number_and_memory_layouts():
     gray = noise(6, 7)
     options = {"num_channels": 1}
     for dtype in (np.int16, np.int32, np.uint32, np.uint64, np.float16, np.float64):
@@ -130,6 +114,17 @@ def test_types_of_number():
     assert torch.equal(pixels_of(wide, **options), expected)
     assert torch.equal(pixels_of(torch.from_numpy(wide), **options), expected)
     assert torch.equal(pixels_of(np.stack([wide] * 3, axis=-1)), expected.expand(3, -1, -1))
+    wide = noise(20, 30, 3) * np.uint16(257)
+    for array in (wide[..., ::-1], wide[::-1, ::2], wide.astype(">u2")):
+        expected = as_chw(array.astype(np.float64) / 257)
+        assert torch.equal(pixels_of(array), expected)
+        array.flags.writeable = False
+        assert torch.equal(pixels_of(array), expected)
+    array = noise(20, 30, 3)
+    shares = []
+    for array.flags.writeable in (True, False):  # memory is shared only if it may be written to
+        shares.append(image_inputs.read_image(array, num_channels=3).data_ptr() == array.ctypes.data)
+    assert shares == [True, False]
 
 
 def test_unclear_arrays_warn(warnings):
@@ -176,16 +171,14 @@ def test_exif_orientation_is_followed(tmp_path, suffix):
                 assert torch.equal(pixels_of(kind), as_chw(expected.copy()))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
-def test_modes_without_alpha_become_what_pil_makes_of_them(mode):
-    image = PIL.Image.fromarray(noise(9, 8, 3))
-    image = PIL.Image.merge("LAB", image.split()) if mode == "LAB" else image.convert(mode)
-    rgb = image.convert("RGB")
-    for num_channels, expected in ((3, rgb), (1, rgb.convert("L"))):
-        assert torch.equal(pixels_of(image, num_channels=num_channels), as_chw(np.array(expected)))
-
-
-def test_luma_is_exactly_pils_for_arrays_and_tensors_too():
+def test_modes_without_alpha_become_what_pil_makes_of_them():
+    color = PIL.Image.fromarray(noise(9, 8, 3))
+    for mode in ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"):
+        image = PIL.Image.merge("LAB", color.split()) if mode == "LAB" else color.convert(mode)
+        rgb = image.convert("RGB")
+        for num_channels, expected in ((3, rgb), (1, rgb.convert("L"))):
+            assert torch.equal(pixels_of(image, num_channels=num_channels), as_chw(np.array(expected))), mode
+    # The luma of arrays and tensors is that of PIL, too.
     array = noise(200, 300, 3)
     array[0, 0] = 255
     expected = as_chw(np.array(PIL.Image.fromarray(array).convert("L")))
@@ -262,24 +255,7 @@ def test_more_than_8_bits_are_read_as_pipelines_read_them_or_refused(tmp_path, m
             pixels_of(wide_image(mode, np.linspace(0, 1, 20).reshape(4, 5)))
 
 
-def test_do_convert_rgb():
-    rgb, gray = noise(5, 6, 3), noise(5, 6)
-    cmyk = PIL.Image.fromarray(noise(5, 6, 4), "CMYK")
-    assert torch.equal(pixels_of(gray, do_convert_rgb=True), as_chw(gray).expand(3, -1, -1))
-    assert torch.equal(pixels_of(rgb, do_convert_rgb=False), as_chw(rgb))
-    assert torch.equal(pixels_of(cmyk, do_convert_rgb=False, num_channels=4), as_chw(np.array(cmyk)))
-    hsv = PIL.Image.fromarray(rgb).convert("HSV")
-    assert torch.equal(pixels_of(hsv, do_convert_rgb=False), as_chw(np.array(hsv)))
-    palette = PIL.Image.fromarray(rgb).convert("P")
-    assert torch.equal(pixels_of(palette, do_convert_rgb=False), as_chw(np.array(palette.convert("RGB"))))
-    for image in (gray, PIL.Image.fromarray(gray), noise(5, 6, 4)):
-        with pytest.raises(ValueError, match=r"images\[0\] has . channels, but num_channels=3. do_convert_rgb=False"):
-            pixels_of([image], do_convert_rgb=False)
-    with pytest.raises(ValueError, match="do_convert_rgb=True makes 3 channels, but num_channels=1"):
-        Processor(do_convert_rgb=True, num_channels=1)
-
-
-def test_bad_files_are_named(tmp_path):
+def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
     whole = png(PIL.Image.fromarray(noise(64, 64, 3)))
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     PIL.Image.fromarray(noise(64, 64, 3)).save(tmp_path / "whole.jpg")
@@ -301,6 +277,18 @@ def test_bad_files_are_named(tmp_path):
         assert f"images[2] ('{tmp_path / name}')" in str(caught.value)
         with pytest.raises(error, match=message):
             Processor()(str(tmp_path / name))
+    for empty in ([], (), np.zeros((0, 3, 8, 8), dtype=np.uint8)):
+        with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
+            Processor()(empty)
+    # A truncated file: decoding it would raise another error.
+    (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
+    lazy = PIL.Image.new("RGB", (50, 50))
+    for image in (tmp_path / "a.png", lazy, noise(50, 50, 3), torch.from_numpy(noise(3, 50, 50))):
+        with pytest.raises(ValueError, match=r"images\[0\].*2000.*MAX_IMAGE_PIXELS"):
+            Processor()([image])
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    assert Processor()(lazy)["pixel_values"][0].shape == (3, 224, 224)
 
 
 NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
@@ -346,7 +334,15 @@ def test_bad_images_are_named(image, error, message, monkeypatch):
         Processor()([noise(4, 4, 3), image])
 
 
-def test_downloads_have_limits(server, tmp_path, monkeypatch):
+def test_downloads_have_limits_and_lead_to_the_web_alone(server, tmp_path, monkeypatch):
+    PIL.Image.fromarray(noise(8, 8, 3)).save(tmp_path / "a.png")
+    redirected, direct = (Processor()(place).pixel_values for place in (f"{server}/to:/a.png", f"{server}/a.png"))
+    np.testing.assert_array_equal(redirected, direct)
+    for place in ("file:///etc/hostname", "ftp://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="):
+        with pytest.raises(OSError, match=f"(?i)cannot be downloaded: .*redirect.*'{place}'"):
+            Processor()(f"{server}/to:{place}")
+    with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
+        Processor()(f"{server}/no.png")
     (tmp_path / "large.png").write_bytes(bytes(5000))
     cell = {"path": f"{server}/large.png", "bytes": None}  # of a data set
     assert encoded_bytes(cell, "image") == bytes(5000)
@@ -362,42 +358,26 @@ def test_downloads_have_limits(server, tmp_path, monkeypatch):
         image_inputs.open_image(f"{server}/slow", timeout=0.1)
 
 
-def test_a_server_leads_to_the_web_alone(server, tmp_path):
-    PIL.Image.fromarray(noise(8, 8, 3)).save(tmp_path / "a.png")
-    redirected, direct = (Processor()(place).pixel_values for place in (f"{server}/to:/a.png", f"{server}/a.png"))
-    np.testing.assert_array_equal(redirected, direct)
-    for place in ("file:///etc/hostname", "ftp://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="):
-        with pytest.raises(OSError, match=f"(?i)cannot be downloaded: .*redirect.*'{place}'"):
-            Processor()(f"{server}/to:{place}")
-    with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
-        Processor()(f"{server}/no.png")
-
-
-def test_no_images_is_an_error():
-    for empty in ([], (), np.zeros((0, 3, 8, 8), dtype=np.uint8)):
-        with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
-            Processor()(empty)
-
-
-def test_absurdly_large_images_are_refused_before_decoding(tmp_path, monkeypatch):
-    # A truncated file: decoding it would raise another error.
-    (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
-    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
-    lazy = PIL.Image.new("RGB", (50, 50))
-    for image in (tmp_path / "a.png", lazy, noise(50, 50, 3), torch.from_numpy(noise(3, 50, 50))):
-        with pytest.raises(ValueError, match=r"images\[0\].*2000.*MAX_IMAGE_PIXELS"):
-            Processor()([image])
-    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
-    assert Processor()(lazy)["pixel_values"][0].shape == (3, 224, 224)
-
-
-@pytest.mark.parametrize("num_channels", [1, 3, 4, 5])
-def test_channels_convert_only_where_it_is_clear_how(num_channels):
-    options = {"num_channels": num_channels, "input_data_format": "channels_first"}
-    for given in range(1, 6):
+def test_channels_convert_only_where_it_is_clear_how_or_do_convert_rgb_says_so():
+    for num_channels, given in product((1, 3, 4, 5), range(1, 6)):
+        options = {"num_channels": num_channels, "input_data_format": "channels_first"}
         image = noise(given, 20, 30)
         if given == num_channels or (given in (1, 3, 4) and num_channels in (1, 3)):
             assert pixels_of(image, **options).shape[0] == num_channels
         else:
             with pytest.raises(ValueError, match=f"has {given} channels, but num_channels={num_channels}"):
                 pixels_of(image, **options)
+    rgb, gray = noise(5, 6, 3), noise(5, 6)
+    cmyk = PIL.Image.fromarray(noise(5, 6, 4), "CMYK")
+    assert torch.equal(pixels_of(gray, do_convert_rgb=True), as_chw(gray).expand(3, -1, -1))
+    assert torch.equal(pixels_of(rgb, do_convert_rgb=False), as_chw(rgb))
+    assert torch.equal(pixels_of(cmyk, do_convert_rgb=False, num_channels=4), as_chw(np.array(cmyk)))
+    hsv = PIL.Image.fromarray(rgb).convert("HSV")
+    assert torch.equal(pixels_of(hsv, do_convert_rgb=False), as_chw(np.array(hsv)))
+    palette = PIL.Image.fromarray(rgb).convert("P")
+    assert torch.equal(pixels_of(palette, do_convert_rgb=False), as_chw(np.array(palette.convert("RGB"))))
+    for image in (gray, PIL.Image.fromarray(gray), noise(5, 6, 4)):
+        with pytest.raises(ValueError, match=r"images\[0\] has . channels, but num_channels=3. do_convert_rgb=False"):
+            pixels_of([image], do_convert_rgb=False)
+    with pytest.raises(ValueError, match="do_convert_rgb=True makes 3 channels, but num_channels=1"):
+        Processor(do_convert_rgb=True, num_channels=1)

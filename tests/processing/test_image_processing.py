@@ -90,13 +90,20 @@ def test_backends_agree_for_any_number_of_channels(photo, num_channels, dtype):
     assert torch.equal(second[:, -1:], single.pixel_values)
 
 
-def test_floats_outside_the_unit_range_resize_like_floats_inside(backend):
+def test_neither_large_floats_nor_grouping_by_shape_change_a_result(backend):
     array = np.random.default_rng(0).normal(size=(3, 40, 50)).astype(np.float32) * 300
     options = {"do_rescale": False, "do_normalize": False, "size": 20}
     large, small = (
         backend(**options)(values, return_tensors="pt").pixel_values for values in (array, array / np.float32(1024))
     )
     torch.testing.assert_close(large, small * 1024)
+    images = [noise(40, 50, 3, seed=seed) for seed in range(3)] + [noise(30, 50, 3)]
+    images.insert(1, images[0].astype(np.float32))
+    processor = Processor(size=32)
+    grouped, single = (
+        processor(images, disable_grouping=flag, return_tensors="pt").pixel_values for flag in (False, True)
+    )
+    assert torch.equal(grouped, single)
 
 
 def test_nearest_takes_the_pixel_under_each_center_in_both_backends(photo):
@@ -106,16 +113,6 @@ def test_nearest_takes_the_pixel_under_each_center_in_both_backends(photo):
     columns = [(2 * column + 1) * 640 // 448 for column in range(224)]
     assert torch.equal(first, second)
     assert torch.equal(first[0], as_chw(photo[rows][:, columns]))
-
-
-def test_grouping_by_shape_changes_nothing():
-    images = [noise(40, 50, 3, seed=seed) for seed in range(3)] + [noise(30, 50, 3)]
-    images.insert(1, images[0].astype(np.float32))
-    processor = Processor(size=32)
-    grouped, single = (
-        processor(images, disable_grouping=flag, return_tensors="pt").pixel_values for flag in (False, True)
-    )
-    assert torch.equal(grouped, single)
 
 
 def test_center_crop_is_that_of_the_library_or_torchvision():
@@ -180,10 +177,10 @@ def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, th
             assert found == expected, image
 
 
-@pytest.mark.parametrize(("image", "size"), [((66, 106), (56, 231)), ((90, 40), (30, 80)), ((40, 60), (80, 30))])
-def test_the_pil_processor_resizes_as_pil_and_the_library_do(image, size):
-    pixels = noise(*image, 3)
-    for resample in (Resampling.BILINEAR, Resampling.BICUBIC):
+@pytest.mark.parametrize("resample", [Resampling.BILINEAR, Resampling.BICUBIC])
+def test_the_pil_processor_resizes_as_pil_and_the_library_do(resample):
+    for image, size in (((66, 106), (56, 231)), ((90, 40), (30, 80)), ((40, 60), (80, 30))):
+        pixels = noise(*image, 3)
         options = {"size": {"height": size[0], "width": size[1]}, "do_rescale": False, "do_normalize": False}
         ours, theirs = (
             kind(**options, resample=resample)(pixels, return_tensors="np")["pixel_values"][0]
@@ -226,7 +223,7 @@ def test_bad_sizes_are_refused():
         Processor(size={"shortest_edge": 224})([noise(9, 9, 3), noise(1, 10000, 3)])
 
 
-def test_means_are_spread_over_the_channels():
+def test_means_are_spread_over_the_channels_or_given_for_each():
     for num_channels in (1, 3, 5):
         options = {"image_mean": 0.25, "image_std": [0.5] * num_channels, "do_resize": False}
         processor = Processor(num_channels=num_channels, **options)
@@ -234,9 +231,6 @@ def test_means_are_spread_over_the_channels():
         image = noise(num_channels, 30, 40)
         expected = (torch.tensor(image) / 255 - 0.25) / 0.5
         torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values[0], expected)
-
-
-def test_means_per_channel_and_without_rescaling():
     mean, std, image = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], noise(20, 30, 3) / np.float32(255)
     options = {"image_mean": mean, "image_std": std, "do_resize": False}
     expected = as_chw((image - np.float32(mean)) / np.float32(std))
@@ -247,14 +241,13 @@ def test_means_per_channel_and_without_rescaling():
     torch.testing.assert_close(plain.pixel_values[0], as_chw(image))
 
 
-@pytest.mark.parametrize("input_data_format", ["channels_last", "channels_first"])
-def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four(input_data_format):
+def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four():
     options = {"image_mean": [0.1, 0.2, 0.3, 0.4], "image_std": (0.5, 0.6, 0.7, 0.8), "do_resize": False}
-    image = noise(30, 40, 4) if input_data_format == "channels_last" else noise(4, 30, 40)
-    call = {**options, "input_data_format": input_data_format, "return_tensors": "pt"}
-    theirs = ViTImageProcessor()(image, **call).pixel_values
     processor = Processor()
-    torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
+    for input_data_format, image in (("channels_last", noise(30, 40, 4)), ("channels_first", noise(4, 30, 40))):
+        call = {**options, "input_data_format": input_data_format, "return_tensors": "pt"}
+        theirs = ViTImageProcessor()(image, **call).pixel_values
+        torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
     assert processor.num_channels == 3  # the next call uses the option of the processor again
     for three in (noise(30, 40, 3), noise(30, 40)):
         with pytest.raises(ValueError, match="num_channels=4"):
@@ -281,19 +274,14 @@ def test_padding_and_its_mask(backend):
     for image, padded in zip(images, pixels, strict=True):
         alone = processor(image, return_tensors="pt", do_pad=False).pixel_values[0]
         assert torch.equal(padded[:, : alone.shape[1], : alone.shape[2]], alone)
-
-
-def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches():
+    # To a given size, and of images that do not fill their patches.
     processor = Processor(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16), pad_size=(24, 64))
     outputs = processor([noise(17, 33, 3), noise(8, 16, 3)], return_tensors="pt")
     assert outputs.pixel_values.shape == (2, 3, 24, 64)
     assert outputs.patch_attention_mask.sum((1, 2)).tolist() == [9, 1]
-    outputs = processor(noise(17, 33, 3), return_tensors="np", pad_size=None)
     with pytest.raises(ValueError, match=r"images\[1\] has 25 x 16 pixels.*pad_size"):
         processor([noise(8, 8, 3), noise(25, 16, 3)])
-    natural = Processor(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16))(
-        noise(17, 33, 3), return_tensors="np"
-    )
+    natural = processor(noise(17, 33, 3), return_tensors="np", pad_size=None)
     assert natural["pixel_values"].shape == (1, 3, 24, 48)
     assert natural["patch_attention_mask"].all()
 
@@ -327,7 +315,7 @@ def test_options_that_contradict_are_refused(options, message):
             Processor()(noise(8, 8, 3), **options)
 
 
-def test_return_types(backend):
+def test_return_types_and_formats(backend):
     images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size=16, do_pad=True, ensure_multiple_of=8)
     tensors, arrays, lists = (processor(images, return_tensors=kind) for kind in ("pt", "np", None))
     kind = torch.Tensor if backend is Processor else np.ndarray
@@ -337,22 +325,14 @@ def test_return_types(backend):
         assert np.array_equal(tensors[name].numpy(), arrays[name])
         assert all(isinstance(value, kind) for value in lists[name])
         assert np.array_equal(np.stack([np.asarray(value) for value in lists[name]]), arrays[name])
-
-
-def test_data_format_works(backend):
-    images = [noise(20, 30, 3), noise(30, 20, 3)]
     for size in (16, {"longest_edge": 16}):
-        first, last = (
-            backend(size=size)(images, data_format=name)["pixel_values"]
-            for name in ("channels_first", "channels_last")
-        )
+        formats = ("channels_first", "channels_last")
+        first, last = (backend(size=size)(images, data_format=name)["pixel_values"] for name in formats)
         for image, moved in zip(first, last, strict=True):
             assert moved.shape[-1] == 3
             assert np.array_equal(np.asarray(image), np.moveaxis(np.asarray(moved), -1, 0))
-
-
-def test_several_sizes_do_not_stack(backend):
-    images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size={"longest_edge": 24})
+    # Several sizes do not stack.
+    processor = backend(size={"longest_edge": 24})
     values = [np.asarray(value) for value in processor(images)["pixel_values"]]
     assert [value.shape for value in values] == [(3, 16, 24), (3, 24, 16)]
     assert all(value.flags.c_contiguous for value in values)
@@ -360,7 +340,7 @@ def test_several_sizes_do_not_stack(backend):
         processor(images, return_tensors="pt")
 
 
-def test_devices_and_the_names_of_filters_are_those_of_torch():
+def test_options_of_a_call_do_not_stick_and_unknown_ones_are_refused():
     image = noise(20, 30, 3)
     for kind in BACKENDS.values():
         for device in ("cpu", torch.device("cpu")):
@@ -368,9 +348,6 @@ def test_devices_and_the_names_of_filters_are_those_of_torch():
     with pytest.raises(ValueError, match="device='cuda:0' requires torchvision"):
         HfViTImageProcessorPil()(image, device="cuda:0")
     assert Processor(resample=InterpolationMode.BICUBIC).resample is Resampling.BICUBIC
-
-
-def test_options_per_call_do_not_stick_and_unknown_ones_are_refused():
     processor = Processor(size=16)
     before = processor.to_dict()
     processor(noise(8, 8), size=8, image_mean=0.1, num_channels=3, do_pad=True, ensure_multiple_of=4)
@@ -381,9 +358,8 @@ def test_options_per_call_do_not_stick_and_unknown_ones_are_refused():
 
 def test_every_documented_option_is_an_option():
     options = Processor.valid_kwargs.__annotations__
-    documented = [
-        line.split(":")[0].strip() for line in Processor.__mro__[1].__doc__.splitlines() if line[:8] == " " * 8
-    ]
+    lines = Processor.__mro__[1].__doc__.splitlines()
+    documented = [line.split(":")[0].strip() for line in lines if line[:8] == " " * 8]
     documented = [name for name in documented if (name.isidentifier() and "_" in name) or name in ("size", "resample")]
     assert len(documented) > 12
     assert set(documented) <= set(options)

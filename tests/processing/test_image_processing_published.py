@@ -34,6 +34,11 @@ def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
         expected = options_of(Processor(**image_processor_options(options, model_type="vit")))
         assert options_of(Processor.from_pretrained(folder)) == expected, name
         assert options_of(Processor.from_pretrained(folder / "preprocessor_config.json")) == expected, name
+    # A folder of timm is read from its `config.json`.
+    timm = write(tmp_path / "timm", "config.json", {"architecture": "vit_base", "pretrained_cfg": TIMM["augreg"]})
+    expected = options_of(Processor(**timm_image_processor_options(TIMM["augreg"])))
+    assert options_of(Processor.from_pretrained(timm)) == expected
+    assert options_of(Processor.from_pretrained(timm / "config.json")) == expected
 
 
 def test_pixels_of_a_translated_file_are_those_of_its_class(tmp_path):
@@ -100,13 +105,6 @@ def test_options_nested_in_the_processor_come_first(tmp_path):
     ours = Processor(size=32, image_mean=0.25)
     write(tmp_path, "processor_config.json", {"image_processor": options_of(ours)})
     assert options_of(Processor.from_pretrained(tmp_path)) == options_of(ours)
-
-
-def test_timm_folder_is_read_from_its_config(tmp_path):
-    write(tmp_path, "config.json", {"architecture": "vit_base_patch16_224", "pretrained_cfg": TIMM["augreg"]})
-    expected = options_of(Processor(**timm_image_processor_options(TIMM["augreg"])))
-    assert options_of(Processor.from_pretrained(tmp_path)) == expected
-    assert options_of(Processor.from_pretrained(tmp_path / "config.json")) == expected
 
 
 def test_files_of_something_else_are_refused(tmp_path):

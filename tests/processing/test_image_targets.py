@@ -197,9 +197,7 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
     named = Processor(**options)(noise(*SIZE, 3), **given, instance_id_to_semantic_id={**IDS, 255: 9})
     assert named.class_labels[0].tolist() == [*IDS.values(), 9]
     assert named.mask_labels[0][-1].sum() == 4 * 44
-
-
-def test_segments_of_the_background_go_where_labels_are_reduced():
+    # Segments of the background go where labels are reduced.
     mapping = {0: 4, 1: 0, 2: 3, 5: 1}
     given = {"segmentation_maps": id_map(), "instance_id_to_semantic_id": mapping, "return_tensors": "pt"}
     features = Processor(do_resize=False, do_reduce_labels=True)(noise(*SIZE, 3), **given)

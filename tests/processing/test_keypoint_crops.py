@@ -134,7 +134,7 @@ def test_keypoints_come_back(photo, scale):
         assert (result["scores"][inside] > 0.8).all()
 
 
-def test_sure_keypoints_alone_are_returned_on_request():
+def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
     heatmaps = torch.rand(1, 4, 16, 12) * torch.tensor([0.2, 0.9, 0.5, 0.0])[:, None, None]
     find = Processor(**CROPS).post_process_keypoint_detection
     (every,), (sure,) = (
@@ -144,17 +144,13 @@ def test_sure_keypoints_alone_are_returned_on_request():
     assert sure["labels"].tolist() == [1, 2]
     for name in ("keypoints", "scores"):
         assert torch.equal(sure[name], every[name][1:3])
-
-
-def test_crops_that_are_made_already_keep_their_keypoints():
+    # Crops that are made already keep their keypoints.
     points = keypoints(2)
     options = {"do_affine_crop": False, "do_resize": False, "return_tensors": "pt"}
     features = Processor(**CROPS)([noise(*SIZE, 3)] * 2, keypoints=list(points), **options)
     assert torch.equal(features.labels, torch.from_numpy(points))
     assert features.pixel_values.shape == (2, 3, *SIZE)
-
-
-def test_the_options_of_crops_are_saved(tmp_path):
+    # The options of crops are saved.
     Processor(**CROPS, box_padding=1.5).save_pretrained(tmp_path)
     loaded = Processor.from_pretrained(tmp_path)
     assert loaded.do_affine_crop is True

@@ -71,8 +71,18 @@ def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
 EOMT = {"size": {"shortest_edge": 64, "longest_edge": 64}}
 
 
+TENSORS = [torch.tensor(size) for size in SIZES]
+KINDS = [
+    torch.tensor(SIZES),
+    np.array(SIZES),
+    TENSORS,
+    [(*np.array(size),) for size in SIZES],
+    [[*size] for size in TENSORS],
+]
+
+
 @pytest.mark.usefixtures("bands")
-@pytest.mark.parametrize("sizes", [SIZES, torch.tensor(SIZES), [(12, 16), (5, 9)], None])
+@pytest.mark.parametrize("sizes", [SIZES, [(12, 16), (5, 9)], None, *KINDS])
 def test_semantic_maps_are_those_of_the_library(sizes):
     ours = semantic_maps(semantic_outputs(), target_sizes=sizes)
     sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
@@ -82,25 +92,14 @@ def test_semantic_maps_are_those_of_the_library(sizes):
         assert torch.equal(mine, other)
 
 
-def test_sizes_are_numbers_of_any_kind():
-    expected = semantic_maps(semantic_outputs(), SIZES)
-    kinds = [np.array(SIZES), [torch.tensor(size) for size in SIZES], [tuple(np.array(size)) for size in SIZES]]
-    for sizes in [*kinds, [[torch.tensor(side) for side in size] for size in SIZES]]:
-        results = semantic_maps(semantic_outputs(), sizes)
-        assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
-
-
 @pytest.mark.usefixtures("bands")
-def test_semantic_scores_are_probabilities_of_the_resized_logits():
+def test_semantic_scores_are_probabilities_of_the_resized_logits_also_of_half_precision():
     outputs = semantic_outputs()
     results = semantic_maps(outputs, SIZES, return_segmentation_scores=True)
     for logits, size, result in zip(outputs.logits, SIZES, results, strict=True):
         expected = F.interpolate(logits[None], size=size, mode="bilinear")[0].softmax(dim=0)
         torch.testing.assert_close(result.segmentation_scores, expected)
         assert torch.equal(result.segmentation, expected.argmax(dim=0))
-
-
-def test_outputs_of_half_precision_are_resized_in_full():
     logits = semantic_outputs().logits.to(torch.bfloat16)
     halves, floats = (semantic_maps(SemanticSegmenterOutput(logits=x), SIZES) for x in (logits, logits.float()))
     assert all(torch.equal(*pair) for pair in zip(halves, floats, strict=True))
@@ -210,15 +209,12 @@ def test_binary_maps_and_runs_are_those_of_mask2former():
         assert mine["segmentation"] == other["segmentation"][1:]  # the first entry covers pixels without an instance
 
 
-def test_mask_threshold_moves_the_edge_of_instances():
+def test_mask_threshold_moves_the_edge_and_nothing_found_is_a_map_of_nothing():
     options = {"target_sizes": [(64, 64)] * 2, "return_binary_maps": True}
     results = [instances(universal_outputs(), 0.01, value, **options) for value in (0.0, 0.3, 0.5, 0.9, 1.0)]
     areas = [result[0]["segmentation"].sum() for result in results]
     assert areas == sorted(areas, reverse=True)
     assert areas[1] > areas[2] > areas[3] > areas[4] == 0
-
-
-def test_nothing_found_is_a_map_of_nothing():
     outputs = universal_outputs()
     outputs.class_queries_logits[..., -1] = 99
     for method in (instances, panoptic_segments):

@@ -59,7 +59,7 @@ def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
         train_tokenizer(CAPTIONS, 300, 2)
 
 
-def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
+def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path: Path) -> None:
     inputs = processor(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
     assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated texts keep the end-of-text token
@@ -68,9 +68,7 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
     assert set(processor(images=photos(1))) == {"pixel_values"}
     assert build(processor)(**inputs).logits_per_image.shape == (4, 4)
-
-
-def test_options_of_the_text_tower_come_from_the_tokenizer(processor: HfViTProcessor, tmp_path: Path) -> None:
+    # Options of the text tower come from the tokenizer.
     tokenizer = processor.tokenizer
     expected = {"vocab_size": len(tokenizer), "eos_token_id": 2, "pooling": "eos", "max_position_embeddings": 40}
     assert processor.text_options() == expected

@@ -232,9 +232,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-
-
-def test_a_point_lies_on_one_patch_or_outside() -> None:
+    # A point lies on one patch or outside.
     assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)

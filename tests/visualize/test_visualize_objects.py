@@ -46,15 +46,12 @@ def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> No
     assert written.any(axis=1).sum() > side / 40
 
 
-def test_an_image_of_any_kind_and_boxes_on_any_device_are_drawn() -> None:
+def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None:
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
     assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
     assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores, the labels differ
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
-
-
-def test_the_surest_box_is_on_top_and_small_ones_are_not_covered() -> None:
     for scores in ([0.9, 0.1], [0.1, 0.9]):
         picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
         top = int(np.argmax(scores))
