@@ -160,12 +160,12 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     save_encoder(tmp_path / "encoder", **options, num_hidden_layers=1)
     for number in range(50):  # 50 different images fill a batch; repeated features would compress better
         picture(number).save(tmp_path / f"{number}.png")
-    for name, count in (("few", 100), ("many", 800)):
+    for name, count in (("few", 100), ("many", 900)):
         (tmp_path / name).mkdir()
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 200  # MiB, seven eighths of them from the second extraction
+    assert written > 200  # MiB, of the second extraction
     assert growth < 100  # allocators and the writer vary by up to 50 MiB between runs
 
 

@@ -22,6 +22,7 @@ from hf_vit import HfViTImageProcessor, HfViTProcessor
 from hf_vit.model.pipeline_hf_vit import CPU_BATCH, ReadAhead
 from hf_vit.training import train_tokenizer
 
+from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.references import assert_close, draw_weights
 
@@ -40,6 +41,7 @@ class Case(NamedTuple):
 
 
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
+PANOPTIC = {"threshold": 0.2, "mask_threshold": 0.3, "overlap_mask_area_threshold": 0.1}
 WORDS = {"candidate_labels": ["dog", "red car", "cats"], "hypothesis_template": "a {}"}
 CLASSIFY = ("image-classification", "ImageClassification", "ForImageClassification")
 EXTRACT = ("image-feature-extraction", "ImageFeatureExtraction", "Model")
@@ -57,11 +59,7 @@ CASES = {
     ),
     "semantic": Case(*SEGMENT, "ForSemanticSegmentation", {"subtask": "semantic"}),
     "classes as segments": Case(*SEGMENT, "ForSemanticSegmentation"),
-    "panoptic": Case(
-        *SEGMENT,
-        "ForUniversalSegmentation",
-        {"threshold": 0.2, "mask_threshold": 0.3, "overlap_mask_area_threshold": 0.1},
-    ),
+    "panoptic": Case(*SEGMENT, "ForUniversalSegmentation", PANOPTIC),
     "instances": Case(*SEGMENT, "ForUniversalSegmentation", {"threshold": 0.1, "subtask": "instance"}),
     "depth": Case("depth-estimation", "DepthEstimation", "ForDepthEstimation"),
     "objects": Case("object-detection", "ObjectDetection", "ForObjectDetection", {"threshold": 0.1}),
@@ -81,9 +79,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return image files of several sizes and formats."""
     folder, files = tmp_path_factory.mktemp("photos"), []
     for seed, size in enumerate(SIZES):
-        pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
         files.append(str(folder / f"{seed}.{('jpg', 'png')[seed % 2]}"))
-        Image.fromarray(pixels).resize(size).save(files[-1])
+        Image.fromarray(noise(5, 5, 3, seed=seed)).resize(size).save(files[-1])
     return files
 
 
@@ -98,9 +95,8 @@ def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", 
     if "ZeroShot" in case.model:
         own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
         options = {"text_config": {**TEXT, **own}}
-    model = getattr(hf_vit, f"HfViT{case.model}")(
-        small_config(position_embedding_type=position_embedding_type, **options)
-    )
+    config = small_config(position_embedding_type=position_embedding_type, **options)
+    model = getattr(hf_vit, f"HfViT{case.model}")(config)
     draw_weights(model)
     processor = HfViTImageProcessor.for_model(model, **processing)
     parts = {"model": model.eval(), "image_processor": processor}
@@ -237,7 +233,9 @@ def test_half_precision_with_fixed_positions(name: str, photos: list[str], token
             assert all(0 <= entry["score"] <= 1 for entry in own)
 
 
-def test_a_batch_is_as_large_as_asked_for_or_chosen(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(
+    photos: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     classify, large, sizes = classifier(), classifier(batch_size=3), []
     for model in (classify.model, large.model):
         counted = lambda pixel_values, forward=model.forward, **kwargs: (  # noqa: E731
@@ -252,6 +250,13 @@ def test_a_batch_is_as_large_as_asked_for_or_chosen(photos: list[str], monkeypat
         run(files, **options)
         assert sizes == expected
         sizes.clear()
+    for options, message in (
+        ({"batch_size": 0}, 'batch_size=0 must be an integer of at least 1, or "auto"'),
+        ({"num_workers": -1}, "num_workers=-1 must be an integer of at least 0"),
+        ({"on_error": "skip"}, "on_error='skip' must be one of raise, return"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classifier()(photos, **options)
 
 
 def test_the_words_are_read_once(photos: list[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,16 +351,6 @@ def test_an_image_that_cannot_be_read_raises_or_has_an_entry(
     for index, words in ((1, "broken.jpg') is not an image"), (3, "nowhere.png"), (4, "of type int")):
         assert words in answers[index]["error"]
     assert classify("nowhere.png", on_error="return").keys() == {"error"}
-
-
-def test_wrong_options_are_named(photos: list[str]) -> None:
-    for options, message in (
-        ({"batch_size": 0}, 'batch_size=0 must be an integer of at least 1, or "auto"'),
-        ({"num_workers": -1}, "num_workers=-1 must be an integer of at least 0"),
-        ({"on_error": "skip"}, "on_error='skip' must be one of raise, return"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            classifier()(photos, **options)
 
 
 def test_answers_go_into_another_pipeline(photos: list[str]) -> None:
