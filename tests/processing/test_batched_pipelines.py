@@ -152,27 +152,20 @@ def test_answers_are_those_of_the_stock_pipeline(name: str, photos: list[str], t
         assert_same(found, wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "preparation"),
-    [
-        ("classes", "own sizes"),
-        ("objects", "padded"),
-        ("depth", "seen padding"),
-        ("panoptic", "one size"),
-        ("classes", "padded"),
-        ("panoptic", "padded"),
-        ("depth", "own sizes"),
-        ("objects", "seen padding"),
-    ],
-)
-def test_images_of_several_sizes_go_into_one_batch(name: str, preparation: str, photos: list[str]) -> None:
+BATCHED = {"classes": ("own sizes", "padded"), "objects": ("padded", "seen padding")}
+BATCHED |= {"depth": ("seen padding", "own sizes"), "panoptic": ("one size", "padded")}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_images_of_several_sizes_go_into_one_batch(name: str, photos: list[str]) -> None:
     case = CASES[name]
-    parts = build(case, None, **PREPARATIONS[preparation])
-    if name in ROUGH:
-        parts["model"].double()
-    # The stock pipeline processes the images one by one.
-    wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)
-    assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
+    for preparation in BATCHED[name]:
+        parts = build(case, None, **PREPARATIONS[preparation])
+        if name in ROUGH:
+            parts["model"].double()
+        # The stock pipeline processes the images one by one.
+        wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)
+        assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
 
 
 def test_every_kind_of_image_is_read(photos: list[str]) -> None:
@@ -298,14 +291,11 @@ def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it() -> N
             late.set()
         return 2 * number
 
-    def running() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "read_ahead"}
-
     assert list(ReadAhead(range(20), read, threads=4, limit=6)) == [2 * number for number in range(20)]
-    before = running()
+    before = {*threading.enumerate()}
     reading = iter(ReadAhead(range(10**9), abs, threads=3, limit=5))
     assert [next(reading) for _ in range(4)] == [0, 1, 2, 3]
-    started = running() - before
+    started = {thread for thread in threading.enumerate() if thread.name == "read_ahead"} - before
     assert len(started) == 3
     reading.close()
     for thread in started:
@@ -337,19 +327,17 @@ def test_a_source_may_wait_for_the_answer_or_raise(photos: list[str]) -> None:
     assert len(answers) == 3
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_image_that_cannot_be_read_raises_or_has_an_entry(
-    photos: list[str], tmp_path: Path, num_workers: int
-) -> None:
+def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos: list[str], tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no photo")
     files = [photos[0], str(tmp_path / "broken.jpg"), photos[1], "nowhere.png", 5, photos[2]]
-    classify = classifier(num_workers=num_workers)
-    with pytest.raises(OSError, match=r"broken\.jpg'\) is not an image"):
-        classify(files)
-    answers = classify(files, on_error="return", batch_size=2)
-    assert_same([answers[index] for index in (0, 2, 5)], classify(photos[:3]))
-    for index, words in ((1, "broken.jpg') is not an image"), (3, "nowhere.png"), (4, "of type int")):
-        assert words in answers[index]["error"]
+    for num_workers in (0, 2):
+        classify = classifier(num_workers=num_workers)
+        with pytest.raises(OSError, match=r"broken\.jpg'\) is not an image"):
+            classify(files)
+        answers = classify(files, on_error="return", batch_size=2)
+        assert_same([answers[index] for index in (0, 2, 5)], classify(photos[:3]))
+        for index, words in ((1, "broken.jpg') is not an image"), (3, "nowhere.png"), (4, "of type int")):
+            assert words in answers[index]["error"]
     assert classify("nowhere.png", on_error="return").keys() == {"error"}
 
 
@@ -394,25 +382,22 @@ class Faster(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"optimize": True}, {"batch_size": 1}),
-        ({"optimize": {"int8": True}, "batch_size": 4}, {"batch_size": 4, "int8": True}),
-    ],
-)
+@pytest.mark.parametrize(("given", "batch_size"), [({"optimize": True}, 1), ({"optimize": {"int8": True}}, 4)])
 def test_the_model_is_made_fast_on_request(
-    given: dict[str, Any], expected: dict[str, Any], photos: list[str], monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], batch_size: int, photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in: Any = types.ModuleType("hf_vit.inference.optimize")
     stand_in.optimize_for_inference = Faster
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     with pytest.raises(ValueError, match="optimize supports only hf_vit models, not ViTForImageClassification"):
         pipeline("image-classification", model=other_model(), image_processor=ViTImageProcessor(), optimize=True)
-    classify = classifier(**given)
-    assert classify.fast_model.options == expected
+    classify = classifier(**given, **({} if batch_size == 1 else {"batch_size": batch_size}))
+    own_options = {} if given["optimize"] is True else given["optimize"]
+    assert classify.fast_model.options == {"batch_size": batch_size, **own_options}
     plain = pipeline("image-classification", model=classify.model, image_processor=classify.image_processor)
-    logits = [{one["label"]: one["score"] for one in own} for own in plain(photos, function_to_apply="none")]
-    faster = [{one["label"]: one["score"] for one in own} for own in classify(photos, function_to_apply="none")]
+    logits, faster = (
+        [{one["label"]: one["score"] for one in own} for own in pipe(photos, function_to_apply="none")]
+        for pipe in (plain, classify)
+    )
     for own, fast in zip(logits, faster, strict=True):
         assert fast == pytest.approx({label: 2 * score for label, score in own.items()}, abs=1e-5)

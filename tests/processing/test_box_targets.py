@@ -161,34 +161,18 @@ def test_other_kinds_of_arrays(backend):
 def without(key):
     given = annotations()
     del given["annotations"][1][key]
-    return {"annotations": given}
-
-
-def one(boxes, classes):
-    return {"boxes": [boxes], "class_labels": [classes]}
+    return given
 
 
 @pytest.mark.parametrize(
     ("targets", "error", "message"),
     [
-        ({"boxes": [BOXES]}, ValueError, "boxes is given without class_labels"),
-        ({"class_labels": [CLASSES]}, ValueError, "class_labels is given without mask_labels or boxes"),
-        ({"boxes": [BOXES] * 2, "class_labels": [CLASSES]}, ValueError, "boxes has 2 entries, but there are 1 images"),
         ({"boxes": [BOXES], "class_labels": [CLASSES] * 2}, ValueError, "class_labels has 2 entries, .* 1 images"),
-        (one(BOXES, [1, 2]), ValueError, r"shape \(2,\), but boxes\[0\] has 3 entries"),
-        (one(BOXES, [1, 2, -1]), ValueError, r"class_labels\[0\] has the number -1"),
-        (one(BOXES, [1.5, 2, 1]), TypeError, "but class indices are integers"),
-        (one(BOXES, ["a", "b", "c"]), TypeError, r"class_labels\[0\] is \['a', 'b', 'c'\], but"),
-        (one([[1, 2, 3]], [0]), ValueError, r"boxes\[0\] has the shape \(1, 3\)"),
-        (one(BOXES[0], [0]), ValueError, r"boxes\[0\] has the shape \(4,\), but must be"),
-        (one([BOXES[0], [9, 2, 3, 5]], [0, 1]), ValueError, r"\[0\]\[1\] is \[9.0, 2.0, 3.0, 5.0\], .* right >= left"),
-        (one([[0, 0, float("nan"), 5]], [0]), ValueError, r"boxes\[0\]\[0\] is .*nan, 5.0\], but must be finite"),
-        (one(["here"], [0]), ValueError, r"boxes\[0\]=\['here'\] must be rows of four"),
+        ({"boxes": BOXES[:1], "class_labels": [[0]]}, ValueError, r"boxes\[0\] has the shape \(4,\), but must be"),
         ({"annotations": [annotations()] * 2}, ValueError, "annotations has 2 entries, but there are 1 images"),
         ({"annotations": [[1]]}, ValueError, r"annotations\[0\] is \[1\], but must be a dictionary"),
-        (without("bbox"), ValueError, r"\['annotations'\]\[1\] has no 'bbox', but only category_id"),
-        (without("category_id"), ValueError, r"\[1\] has no 'category_id', but only bbox"),
-        ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\], .* no negative size"),
+        ({"annotations": without("bbox")}, ValueError, r"\['annotations'\]\[1\] has no 'bbox', but only category_id"),
+        ({"annotations": without("category_id")}, ValueError, r"\[1\] has no 'category_id', but only bbox"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
         ({"annotations": annotations(category_id=1.5)}, TypeError, r"\[0\] has the category_id 1.5, but class in"),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
@@ -197,6 +181,7 @@ def one(boxes, classes):
     ],
 )
 def test_boxes_that_do_not_fit_are_refused(targets, error, message):
+    """`tests/hostile/test_targets.py` has more of them."""
     with pytest.raises(error, match=message):
         Processor(size=8)(noise(*SIZE, 3), **targets, return_tensors="pt")
 

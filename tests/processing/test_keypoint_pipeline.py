@@ -171,9 +171,7 @@ def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: 
 
 def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
     for boxes, message in (
-        ([[1, 2, 3]], r"object_boxes\[0\] has the shape \(1, 3\), but must be \(N, 4\)"),
         ([1, 2, 3, 4], r"has the shape \(4,\), but must be \(N, 4\)"),
-        ([[30, 2, 3, 9]], r"\[0\] is \[30.0, 2.0, 3.0, 9.0\], but must be finite .* right >= left"),
         ([[60, 2, 70, 9]], r"\[0\] is .* outside of its image of 50 x 40 pixels"),
         ([{"xmin": 1, "ymin": 2}], r"boxes\[0\] is \{'xmin': 1, 'ymin': 2\}, but must have xmin, ymin, xmax, ymax"),
     ):

@@ -29,8 +29,6 @@ from ..helpers.references import draw_weights
 
 
 SIZES = [(37, 51), (8, 70)]
-
-
 PROCESSOR = HfViTImageProcessor()  # that of PIL inherits the same methods
 semantic_maps = PROCESSOR.post_process_semantic_segmentation
 instances = PROCESSOR.post_process_instance_segmentation
@@ -49,12 +47,12 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def semantic_outputs():
-    return SemanticSegmenterOutput(logits=draw(2, 5, 12, 16))
+def semantic_outputs(logits=None):
+    return SemanticSegmenterOutput(logits=draw(2, 5, 12, 16) if logits is None else logits)
 
 
-def depth_outputs():
-    return DepthEstimatorOutput(predicted_depth=draw(2, 12, 16).abs() + 0.5)
+def depth_outputs(depth=None):
+    return DepthEstimatorOutput(predicted_depth=draw(2, 12, 16).abs() + 0.5 if depth is None else depth)
 
 
 def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
@@ -101,9 +99,9 @@ def test_semantic_scores_are_probabilities_of_the_resized_logits_also_of_half_pr
         torch.testing.assert_close(result.segmentation_scores, expected)
         assert torch.equal(result.segmentation, expected.argmax(dim=0))
     logits = semantic_outputs().logits.to(torch.bfloat16)
-    halves, floats = (semantic_maps(SemanticSegmenterOutput(logits=x), SIZES) for x in (logits, logits.float()))
+    halves, floats = (semantic_maps(semantic_outputs(x), SIZES) for x in (logits, logits.float()))
     assert all(torch.equal(*pair) for pair in zip(halves, floats, strict=True))
-    outputs = DepthEstimatorOutput(predicted_depth=depth_outputs().predicted_depth.to(torch.bfloat16))
+    outputs = depth_outputs(depth_outputs().predicted_depth.to(torch.bfloat16))
     for result in depth_maps(outputs, SIZES):
         assert result["predicted_depth"].dtype == torch.float32
 
@@ -125,22 +123,10 @@ def test_memory_does_not_grow_with_classes_or_queries(kind, monkeypatch):
     monkeypatch.setattr(post_processing, "BAND_NUMEL", post_processing.BAND_NUMEL // 16)
     outputs = universal_outputs(queries=300, scale=50)
     if kind == "semantic":
-        outputs = SemanticSegmenterOutput(logits=draw(2, 300, 8, 8))
+        outputs = semantic_outputs(draw(2, 300, 8, 8))
     with LargestTensor() as largest:
         getattr(PROCESSOR, f"post_process_{kind}_segmentation")(outputs, target_sizes=[(175, 125)] * 2)
     assert 21_875 <= largest.numel <= 2**17  # the full logits would have 6.6 million elements per image
-
-
-@pytest.mark.usefixtures("bands")
-def test_semantic_maps_of_queries_are_those_of_eomt():
-    outputs, sizes = universal_outputs(), [(64, 64)] * 2
-    ours = semantic_maps(outputs, sizes, return_segmentation_scores=True)
-    theirs = EomtImageProcessor().post_process_semantic_segmentation(
-        outputs, sizes, **EOMT, return_segmentation_scores=True
-    )
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.segmentation_scores, other.segmentation_scores)
-        assert torch.equal(mine.segmentation, other.segmentation)
 
 
 def check_segments(ours, theirs, least):
@@ -152,6 +138,19 @@ def check_segments(ours, theirs, least):
         for segment, expected in zip(mine["segments_info"], other["segments_info"], strict=True):
             assert segment.keys() == expected.keys()
             assert segment == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.usefixtures("bands")
+def test_semantic_maps_and_instances_of_queries_are_those_of_eomt():
+    outputs, sizes, eomt = universal_outputs(), [(64, 64)] * 2, EomtImageProcessor()
+    options = {"return_segmentation_scores": True}
+    theirs = eomt.post_process_semantic_segmentation(outputs, sizes, **EOMT, **options)
+    for mine, other in zip(semantic_maps(outputs, sizes, **options), theirs, strict=True):
+        torch.testing.assert_close(mine.segmentation_scores, other.segmentation_scores)
+        assert torch.equal(mine.segmentation, other.segmentation)
+    for threshold in (0.1, 0.5, 0.9):
+        theirs = eomt.post_process_instance_segmentation(outputs, sizes, threshold=threshold, **EOMT)
+        check_segments(instances(outputs, threshold, target_sizes=sizes), theirs, least=2)
 
 
 @pytest.mark.usefixtures("bands")
@@ -175,14 +174,6 @@ def test_panoptic_segments_are_those_of_eomt(thresholds, fuse):
         outputs, sizes, **{"threshold": 0.5, **thresholds}, stuff_classes=fuse, **EOMT
     )
     check_segments(ours, theirs, least=2)
-
-
-@pytest.mark.usefixtures("bands")
-@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9])
-def test_instances_are_those_of_eomt(threshold):
-    outputs, sizes = universal_outputs(), [(64, 64)] * 2
-    theirs = EomtImageProcessor().post_process_instance_segmentation(outputs, sizes, threshold=threshold, **EOMT)
-    check_segments(instances(outputs, threshold, target_sizes=sizes), theirs, least=2)
 
 
 def test_binary_maps_and_runs_are_those_of_mask2former():
@@ -265,7 +256,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
             assert torch.equal(mine["predicted_depth"], other["predicted_depth"].clamp(depth.min(), depth.max()))
     depth = torch.full((1, 8, 8), 0.01)  # whose interpolation overshoots below zero
     depth[:, :, 4:] = 10
-    outputs = DepthEstimatorOutput(predicted_depth=depth)
+    outputs = depth_outputs(depth)
     assert DPTImageProcessor().post_process_depth_estimation(outputs, [(40, 40)])[0]["predicted_depth"].min() < 0
     assert depth_maps(outputs, [(40, 40)])[0]["predicted_depth"].min() >= 0.01
 
@@ -277,14 +268,14 @@ def test_padding_changes_nothing(sizes):
     mask = torch.zeros(2, 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
     for own, other in zip(
-        semantic_maps(SemanticSegmenterOutput(logits=logits), sizes, patch_attention_mask=mask),
-        semantic_maps(SemanticSegmenterOutput(logits=plain), sizes),
+        semantic_maps(semantic_outputs(logits), sizes, patch_attention_mask=mask),
+        semantic_maps(semantic_outputs(plain), sizes),
         strict=True,
     ):
         assert torch.equal(own, other)
     for own, other in zip(
-        depth_maps(DepthEstimatorOutput(predicted_depth=logits[:, 0]), sizes, patch_attention_mask=mask),
-        depth_maps(DepthEstimatorOutput(predicted_depth=plain[:, 0]), sizes),
+        depth_maps(depth_outputs(logits[:, 0]), sizes, patch_attention_mask=mask),
+        depth_maps(depth_outputs(plain[:, 0]), sizes),
         strict=True,
     ):
         assert torch.equal(own["predicted_depth"], other["predicted_depth"])
@@ -298,8 +289,8 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does():
     theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
     check_segments(ours, theirs, least=2)
     depth = draw(1, 16, 16).abs()  # each value covers 4 x 4 pixels
-    (result,) = own.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=depth), [(30, 20)])
-    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # these columns cover the 43 valid pixels
+    (result,) = own.post_process_depth_estimation(depth_outputs(depth), [(30, 20)])
+    plain = depth_outputs(depth[:, :, :11])  # these columns cover the 43 valid pixels
     (expected,) = depth_maps(plain, [(30, 20)])
     assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
 
@@ -326,7 +317,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
     images = [noise(40, 80, 3), noise(80, 40, 3), noise(24, 24, 3)]
     sizes = [image.shape[:2] for image in images]
     inputs = processor(images, return_tensors="pt")
-    outputs = SemanticSegmenterOutput(logits=draw(3, 5, *grid_of(processor, inputs.pixel_values, scale)))
+    outputs = semantic_outputs(draw(3, 5, *grid_of(processor, inputs.pixel_values, scale)))
     results = processor.post_process_semantic_segmentation(outputs, sizes)
     for index, (result, size) in enumerate(zip(results, sizes, strict=True)):
         own = processor(images[index], return_tensors="pt", do_pad=False).pixel_values
@@ -338,21 +329,20 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
         masked = processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
         assert all(torch.equal(*pair) for pair in zip(results, masked, strict=True))
     # An image alone, as in the stock pipeline, which does not return masks.
-    grids = [
+    whole, (height, width) = (
         grid_of(processor, processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values, 4)
         for do_pad in (True, False)
-    ]
-    assert (grids[0] == grids[1]) == (padding not in ("fixed", "seen"))
-    depth = draw(1, *grids[0]).abs()
-    (found,) = processor.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=depth), sizes[:1])
-    plain = depth[:, : grids[1][0], : grids[1][1]]
-    (expected,) = depth_maps(DepthEstimatorOutput(predicted_depth=plain), sizes[:1])
+    )
+    assert (whole == (height, width)) == (padding not in ("fixed", "seen"))
+    depth = draw(1, *whole).abs()
+    (found,) = processor.post_process_depth_estimation(depth_outputs(depth), sizes[:1])
+    (expected,) = depth_maps(depth_outputs(depth[:, :height, :width]), sizes[:1])
     assert torch.equal(found["predicted_depth"], expected["predicted_depth"])
 
 
 def test_sizes_that_the_images_had_not_ask_for_the_mask():
     processor = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=8)
-    outputs = SemanticSegmenterOutput(logits=draw(2, 5, 20, 10))
+    outputs = semantic_outputs(draw(2, 5, 20, 10))
     message = r"The outputs of size 20 x 10 do not match images of target_sizes.* Pass the patch_attention_mask"
     for sizes in ([(80, 80), (40, 80)], [(40, 80), (90, 40)], [(20, 10), (10, 20)]):
         with pytest.raises(ValueError, match=message):
