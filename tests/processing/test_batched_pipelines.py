@@ -70,6 +70,7 @@ PREPARATIONS: dict[str, dict[str, Any]] = {
     "one size": {},
     "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
     "padded": {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8},
+    "fixed size": {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8, "pad_size": 32},
     "seen padding": {"size": {"longest_edge": 32}, "do_pad": True, "pad_size": {"height": 32, "width": 32}},
 }
 
@@ -153,7 +154,8 @@ def test_answers_are_those_of_the_stock_pipeline(name: str, photos: list[str], t
 
 
 BATCHED = {"classes": ("own sizes", "padded"), "objects": ("padded", "seen padding")}
-BATCHED |= {"depth": ("seen padding", "own sizes"), "panoptic": ("one size", "padded")}
+BATCHED |= {"depth": ("seen padding", "own sizes"), "panoptic": ("one size", "padded", "fixed size")}
+BATCHED |= {"semantic": ("fixed size",)}
 
 
 @pytest.mark.parametrize("name", BATCHED)

@@ -278,30 +278,23 @@ def test_padding_and_its_mask(backend):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop_rounding": "up"}, "crop_rounding='up' must be one of down, half_to_even"),
         ({"multiple_rounding": "up"}, "multiple_rounding='up' must be one of nearest, down"),
         ({"do_pad": True}, "do_pad=True .* requires ensure_multiple_of.*patch_size"),
         ({"do_pad": True, "hide_padding": False}, "Set pad_size="),
         ({"size": {"shortest_edge": 9}, "keep_aspect_ratio": True}, "=True requires a size with height.*edge': 9"),
         ({"do_pad": True, "ensure_multiple_of": 16, "pad_size": 40}, "pad_size=.*40.* must be a multiple of .*16"),
-        ({"ensure_multiple_of": 0}, "ensure_multiple_of=0 must be"),
         ({"ensure_multiple_of": (8, 8, 8)}, "ensure_multiple_of=.*must be"),
-        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 values.*num_channels=3"),
         ({"image_std": [0.5]}, "image_std has 1 values.*num_channels=3"),
         ({"image_std": [0.5, 0.0, 1.0]}, "image_std=.* must be positive"),
         ({"image_mean": float("nan")}, "image_mean=.* finite"),
-        ({"rescale_factor": 0.0}, "rescale_factor=0.0 must be positive"),
-        ({"num_channels": 0}, "num_channels=0 must be"),
-        ({"resample": 17}, "resample=17 is unknown"),
-        ({"data_format": "sideways"}, "sideways.*channels_first"),
     ],
 )
 def test_options_that_contradict_are_refused(options, message):
+    """`tests/hostile/test_configs.py` has more of them."""
     with pytest.raises(ValueError, match=message):
         Processor(**options)
-    if "resample" not in options:  # transformers validates `resample` itself, with another message
-        with pytest.raises(ValueError, match=message):
-            Processor()(noise(8, 8, 3), **options)
+    with pytest.raises(ValueError, match=message):
+        Processor()(noise(8, 8, 3), **options)
 
 
 def test_return_types_and_formats(backend):

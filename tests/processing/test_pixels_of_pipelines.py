@@ -142,13 +142,11 @@ CODED = [
 @needs_torchcodec
 @pytest.mark.parametrize(("name", "mode"), [*((name, "RGB") for name in JPEGS), *CODED])
 def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = dict(JPEGS[name])
-    if "exif" in options:
-        options["exif"] = Image.Exif()
-        options["exif"].update(JPEGS[name]["exif"])
+    options, exif = dict(JPEGS[name]), Image.Exif()
+    exif.update(options.pop("exif", {}))
     smooth = Image.fromarray(noise(5, 4, 3)).resize((43, 29)).convert(mode)
     buffer = BytesIO()
-    smooth.save(buffer, "jpeg", **options if mode == "RGB" or name != "as RGB" else {})
+    smooth.save(buffer, "jpeg", exif=exif, **options)
     decode, shapes = image_inputs._torchcodec(), []
     assert decode is not None, "torchcodec, of the extra `fast`, is missing"
     monkeypatch.setattr(

@@ -20,12 +20,10 @@ from transformers import (
 from transformers.modeling_outputs import DepthEstimatorOutput, ImageClassifierOutput, SemanticSegmenterOutput
 from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 
-from hf_vit import HfViTForSemanticSegmentation, HfViTForUniversalSegmentation, HfViTImageProcessor
+from hf_vit import HfViTImageProcessor
 from hf_vit.model import post_processing
 
 from ..helpers.images import noise
-from ..helpers.models import small_config
-from ..helpers.references import draw_weights
 
 
 SIZES = [(37, 51), (8, 70)]
@@ -364,22 +362,6 @@ def test_models_of_the_library_run_in_the_pipeline():
     depth = pipeline("depth-estimation", model=estimator, image_processor=PROCESSOR)(image)["predicted_depth"]
     assert depth.shape == (40, 56)
     assert (depth > 0).all()
-
-
-@pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])
-def test_a_fixed_size_lets_the_pipeline_take_images_of_several_sizes_together(model_class):
-    model = model_class(small_config()).eval()
-    draw_weights(model)
-    processor = HfViTImageProcessor(size={"longest_edge": 32}, do_pad=True, ensure_multiple_of=8)
-    segment = pipeline("image-segmentation", model=model, image_processor=processor)
-    images = [Image.fromarray(noise(*size, 3)) for size in ((40, 56), (56, 40), (24, 60))]
-    options = {"threshold": 0.0, "overlap_mask_area_threshold": 0.0}
-    alone = [segment(image, **options) for image in images]
-    processor.pad_size = {"height": 32, "width": 32}
-    for found, expected in zip(segment(images, batch_size=2, **options), alone, strict=True):
-        assert [part["label"] for part in found] == [part["label"] for part in expected]
-        for part, other in zip(found, expected, strict=True):
-            assert (np.array(part["mask"]) != np.array(other["mask"])).mean() < 0.01
 
 
 METHODS = {
