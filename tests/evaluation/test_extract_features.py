@@ -68,7 +68,9 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path, tmp_pat
     assert np.shape(splits["test"][:2]["patches"]) == (2, 16, 32)
 
 
-def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> None:
+def test_half_precision_is_the_same_rounded_and_patches_of_padding_do_not_count(
+    workplace: Path, tmp_path: Path
+) -> None:
     names = ["mean", "patches"]
     half = extract_to(workplace / "encoder", workplace / "colors", tmp_path / "half", features=names, dtype="float16")
     rounded, exact = rows_of(half, "test"), rows_of(workplace / "features", "test")
@@ -77,6 +79,19 @@ def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> 
         values = [np.array(table[name].to_pylist(), np.float32) for table in (rounded, exact)]
         assert np.array_equal(values[0], values[1].astype(np.float16).astype(np.float32))
         assert not np.array_equal(*values)
+    save_encoder(tmp_path / "encoder", position_embedding_type="rotary")
+    options = {"size": {"shortest_edge": 16}, "do_pad": True, "ensure_multiple_of": 8}
+    HfViTImageProcessor.from_pretrained(tmp_path / "encoder", **options).save_pretrained(tmp_path / "encoder")
+    for number, size in enumerate([(16, 16), (32, 16), (16, 24)]):
+        write_image(tmp_path / "photos" / f"{number}.png", picture(number, size))
+    for name, batch_size in (("together", 3), ("alone", 1)):
+        options = {"features": ["mean", "patches"], "batch_size": batch_size}
+        extract_to(tmp_path / "encoder", tmp_path / "photos", tmp_path / name, **options)
+    together, alone = (rows_of(tmp_path / folder, "train").to_pylist() for folder in ("together", "alone"))
+    assert [row["grid"] for row in together] == [[2, 2], [2, 4], [3, 2]]
+    for row, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(row["patches"], other["patches"], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(row["mean"], np.mean(row["patches"], axis=0), rtol=1e-4, atol=1e-5)
 
 
 STUCK = """
@@ -167,22 +182,6 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
     assert written > 200  # MiB, of the second extraction
     assert growth < 100  # allocators and the writer vary by up to 50 MiB between runs
-
-
-def test_patches_of_padding_do_not_count(tmp_path: Path) -> None:
-    save_encoder(tmp_path / "encoder", position_embedding_type="rotary")
-    options = {"size": {"shortest_edge": 16}, "do_pad": True, "ensure_multiple_of": 8}
-    HfViTImageProcessor.from_pretrained(tmp_path / "encoder", **options).save_pretrained(tmp_path / "encoder")
-    for number, size in enumerate([(16, 16), (32, 16), (16, 24)]):
-        write_image(tmp_path / "photos" / f"{number}.png", picture(number, size))
-    for name, batch_size in (("together", 3), ("alone", 1)):
-        options = {"features": ["mean", "patches"], "batch_size": batch_size}
-        extract_to(tmp_path / "encoder", tmp_path / "photos", tmp_path / name, **options)
-    together, alone = (rows_of(tmp_path / folder, "train").to_pylist() for folder in ("together", "alone"))
-    assert [row["grid"] for row in together] == [[2, 2], [2, 4], [3, 2]]
-    for row, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(row["patches"], other["patches"], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(row["mean"], np.mean(row["patches"], axis=0), rtol=1e-4, atol=1e-5)
 
 
 def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(

@@ -101,7 +101,7 @@ def truth(*boxes: list[float], label: int = 0, crowds: tuple[bool, ...] = ()) ->
     }
 
 
-def test_a_box_is_right_once_and_of_its_class() -> None:
+def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away() -> None:
     box, crowd = [10, 10, 30, 30], [100, 100, 180, 180]
     metric = DetectionMetric(["a", "b"])
     image = (
@@ -114,6 +114,24 @@ def test_a_box_is_right_once_and_of_its_class() -> None:
     assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
     assert chosen(metric).quality == pytest.approx(2 / 3)
+    mask = np.zeros((2, 20, 20), dtype=bool)
+    mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
+    metric = UniversalMetric(["a"], [0], can_overlap=True)
+    prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
+    metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
+    assert metric.best_threshold() == (0.2, 1.0, None, "F1", False)
+    metric, points = KeypointMetric(["a", "b", "c"]), np.array([[10.0, 10], [60, 10], [10, 60]])
+
+    def record(visibility: list[int], scores: list[float]) -> Any:
+        target = {"keypoints": np.column_stack([points, visibility]), "box": [0, 0, 70, 70], "area": 4900}
+        target["image_id"] = 1
+        return metric.record({"keypoints": points + 3, "scores": scores}, target)
+
+    metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
+    assert chosen(metric)[:2] == (0.25, 1.0)
+    metric.reset()
+    metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
+    assert metric.best_threshold() is None  # all predictions are correct at any threshold
 
 
 def test_repeated_boxes_are_left_out_where_that_helps() -> None:
@@ -166,15 +184,6 @@ def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
     assert found.quality < find_best_threshold(images).quality
 
 
-def test_instances_choose_by_their_masks() -> None:
-    mask = np.zeros((2, 20, 20), dtype=bool)
-    mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
-    metric = UniversalMetric(["a"], [0], can_overlap=True)
-    prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
-    metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
-    assert metric.best_threshold() == (0.2, 1.0, None, "F1", False)
-
-
 @pytest.mark.parametrize(("right", "expected"), [((0.2, 0.35), 0.35), ((0.2, 0.5), 0.5), ((), None)])
 def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: float | None) -> None:
     mask = np.zeros((1, 20, 20), dtype=bool)
@@ -201,22 +210,3 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: fl
     assert (found and (found.value, found.measure)) == (expected and (expected, "PQ"))
     metric.reset()
     assert metric.best_threshold() is None
-
-
-def test_keypoints_that_are_not_there_stay_away() -> None:
-    metric, points = KeypointMetric(["a", "b", "c"]), np.array([[10.0, 10], [60, 10], [10, 60]])
-
-    def record(visibility: list[int], scores: list[float]) -> Any:
-        target = {
-            "keypoints": np.column_stack([points, visibility]),
-            "box": [0, 0, 70, 70],
-            "area": 4900,
-            "image_id": 1,
-        }
-        return metric.record({"keypoints": points + 3, "scores": scores}, target)
-
-    metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
-    assert chosen(metric)[:2] == (0.25, 1.0)
-    metric.reset()
-    metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
-    assert metric.best_threshold() is None  # all predictions are correct at any threshold

@@ -146,7 +146,7 @@ def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypat
     exif.update(options.pop("exif", {}))
     smooth = Image.fromarray(noise(5, 4, 3)).resize((43, 29)).convert(mode)
     buffer = BytesIO()
-    smooth.save(buffer, "jpeg", exif=exif, **options)
+    smooth.save(buffer, "jpeg", **options, **({"exif": exif} if exif else {}))
     decode, shapes = image_inputs._torchcodec(), []
     assert decode is not None, "torchcodec, of the extra `fast`, is missing"
     monkeypatch.setattr(

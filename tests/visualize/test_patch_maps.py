@@ -268,7 +268,7 @@ def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> 
         patch_features(model.train(), images)
 
 
-def test_similarity_is_the_cosine_with_each_patch() -> None:
+def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all_images() -> None:
     (features,) = random_features((3, 4))
     similarity = patch_similarity(features, (1, 2))
     assert similarity.shape == (3, 4)
@@ -278,9 +278,6 @@ def test_similarity_is_the_cosine_with_each_patch() -> None:
         assert float(similarity[place]) == pytest.approx(float(expected))
     with pytest.raises(ValueError, match=r"no patch \(0, 4\)"):
         patch_similarity(features, (0, 4))
-
-
-def test_colors_are_the_principal_components_of_all_images_together() -> None:
     features = random_features((3, 4), (5, 2))
     rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
     values = project(rows, 3)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def holds(part: np.ndarray, color: np.ndarray) -> bool:
     return bool((np.abs(part.astype(int) - color) <= 1).all(axis=-1).mean() > 0.05)
 
 
-def test_palette_is_fixed_and_its_colors_differ() -> None:
+def test_palettes_are_fixed_and_near_is_bright() -> None:
     palette = segmentation_palette(150)
     assert palette[:3].tolist() == [[0, 114, 178], [230, 159, 0], [0, 158, 115]]
     for num_labels in (0, 1, 6, 20):
@@ -57,6 +58,19 @@ def test_palette_is_fixed_and_its_colors_differ() -> None:
     assert len(np.unique(palette, axis=0)) == 150
     distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GRAY], axis=-1)
     assert np.sort(distances, axis=1)[:, 1].min() > 50
+    # Near is bright and invalid is gray.
+    depth = np.array([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]])
+    colors = apply_color_map(depth, is_valid(depth), (1, 3), DEPTH_COLORS)
+    assert colors.shape == (2, 4, 3)
+    assert colors.dtype == np.uint8
+    brightness = colors[0].astype(int).sum(axis=-1)
+    assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
+    assert (colors[1] == GRAY).all()
+    depth = np.array([[2.0, 3.0, 0.0]])
+    with warnings.catch_warnings(action="error"):
+        flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]  # constant depth has no range
+    assert (flat[0] == flat[1]).all()
+    assert (flat[2] == GRAY).all()
 
 
 @pytest.mark.parametrize("opacity", [1.0, 0.25])
@@ -124,23 +138,21 @@ def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], row
     assert rows <= MAX_ROWS
 
 
-@pytest.mark.parametrize("size", [(128, 168), (480, 380), (960, 500)])
-def test_any_number_of_tiles_has_its_pages(size: tuple[int, int]) -> None:
-    for count in (*range(1, 13), 19, 40, 77, 100):
+def test_any_number_of_tiles_has_its_pages() -> None:
+    counts = (*range(1, 13), 19, 40, 77, 100)
+    for size, count in product([(128, 168), (480, 380), (960, 500)], counts):
         pages = arrange_pages([Image.new("RGB", size, "blue")] * count)
         blue = sum(int((np.asarray(page) == (0, 0, 255)).all(axis=-1).sum()) for page in pages)
         assert blue == count * size[0] * size[1]
         assert all(max(page.size) <= MAX_SIDE for page in pages)
-
-
-@pytest.mark.parametrize(("size", "count", "pages"), [((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)])
-def test_a_sheet_fits_a_screen_or_continues_on_the_next(size: tuple[int, int], count: int, pages: int) -> None:
-    colors = [(1 + number, 0, 0) for number in range(count)]
-    sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
-    assert len(sheets) == pages
-    assert all(max(sheet.size) <= 1600 for sheet in sheets)
-    seen = [color for sheet in sheets for _, color in sorted(sheet.getcolors(), key=lambda entry: entry[1])]
-    assert [color for color in seen if color != (255, 255, 255)] == colors
+    # A sheet fits a screen, or continues on the next.
+    for size, count, pages in (((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)):
+        colors = [(1 + number, 0, 0) for number in range(count)]
+        sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
+        assert len(sheets) == pages
+        assert all(max(sheet.size) <= 1600 for sheet in sheets)
+        seen = [color for sheet in sheets for _, color in sorted(sheet.getcolors(), key=lambda entry: entry[1])]
+        assert [color for color in seen if color != (255, 255, 255)] == colors
 
 
 def test_a_line_is_as_wide_as_there_is_room() -> None:
@@ -194,21 +206,6 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
     empty = {"masks": MASKS[:0], "class_labels": [], "scores": []}
     draw_panoptic([BLACK], [empty], None, NAMES, tmp_path / "empty.svg")
     assert texts(tmp_path / "empty.svg") == ["image", "prediction"]
-
-
-def test_near_is_bright_and_invalid_is_gray() -> None:
-    depth = np.array([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]])
-    colors = apply_color_map(depth, is_valid(depth), (1, 3), DEPTH_COLORS)
-    assert colors.shape == (2, 4, 3)
-    assert colors.dtype == np.uint8
-    brightness = colors[0].astype(int).sum(axis=-1)
-    assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
-    assert (colors[1] == GRAY).all()
-    depth = np.array([[2.0, 3.0, 0.0]])
-    with warnings.catch_warnings(action="error"):
-        flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]  # constant depth has no range
-    assert (flat[0] == flat[1]).all()
-    assert (flat[2] == GRAY).all()
 
 
 def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> None:
