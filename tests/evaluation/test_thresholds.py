@@ -169,8 +169,8 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
 
 def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
     generator = np.random.default_rng(0)
-    draw = lambda: [(score, bool(score > generator.random())) for score in generator.random(4)]  # noqa: E731
-    images = [Matches(draw(), 3) for _ in range(10)]
+    drawn = [[(score, bool(score > generator.random())) for score in generator.random(4)] for _ in range(10)]
+    images = [Matches(pairs, 3) for pairs in drawn]
     found, values, right, given = cross_fitted_threshold(images), [], 0, 0
     for fold in range(FOLDS):
         others = [pair for number, image in enumerate(images) if number % FOLDS != fold for pair in image.found]

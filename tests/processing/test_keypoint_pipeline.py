@@ -161,11 +161,13 @@ def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, bat
             assert_same(found, own)
 
 
-def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, sizes = pipe.model.forward, []
-    count = lambda pixel_values, **kwargs: sizes.append(len(pixel_values)) or forward(pixel_values, **kwargs)  # noqa: E731
-    monkeypatch.setattr(pipe.model, "forward", count)
+def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any) -> None:
+    sizes: list[int] = []
+    hook = pipe.model.register_forward_pre_hook(
+        lambda _, args, inputs: sizes.append(len(inputs["pixel_values"])), with_kwargs=True
+    )
     pipe([photo(folder)] * 2, boxes=[BOXES, BOXES[:2]], batch_size=4)
+    hook.remove()
     assert sizes == [4, 1]
 
 
