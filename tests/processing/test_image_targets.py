@@ -57,8 +57,8 @@ def test_every_kind_of_target_goes_where_its_image_goes(geometry):
     assert torch.equal(features.pixel_values, image)
     labels = features.labels
     assert labels.dtype == torch.int64
-    by_pil = HfViTImageProcessorPil(**GEOMETRIES[geometry])
-    assert torch.equal(by_pil(classes, segmentation_maps=classes, return_tensors="pt", **plain).labels, labels)
+    by_pil = HfViTImageProcessorPil(**GEOMETRIES[geometry], **plain)
+    assert torch.equal(by_pil(classes, segmentation_maps=classes, return_tensors="pt").labels, labels)
     assert torch.equal(labels, torch.where(expected == 0, 255, expected.long()))
     depth = processor(classes, depth_maps=classes.astype(np.float64), return_tensors="pt").labels
     assert depth.dtype == torch.float32
