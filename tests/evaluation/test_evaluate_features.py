@@ -1,7 +1,6 @@
 """Feature scores: equal to scikit-learn, hyperparameters chosen on training images, printed as a table."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +34,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
     expected = [average_precision_score(others == c, s) for c, s in zip(classes, similarity, strict=True)]
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
     assert np.ptp(expected) > 0.1
-
-
-def test_a_query_does_not_find_itself() -> None:
-    generator = torch.Generator().manual_seed(1)
+    # A query does not find itself.
     images, classes = torch.randn(10, 5, generator=generator), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
     own = torch.arange(10)
     found = retrieval_average_precision(images, classes, images, classes, own=own)
@@ -73,9 +69,7 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
     assert (answers == truth).mean() > 0.55  # chance level is 1/3
     # The regularization does not depend on the evaluated images.
     assert probe(features, classes, others[:1])[1] == strength
-
-
-def test_the_probe_does_not_depend_on_units() -> None:
+    # Nor does the probe depend on units.
     answers = [probe(*draw_classes(120, scale, 0), draw_classes(50, scale, 1)[0])[0] for scale in (1, 1000)]
     assert (answers[0] == answers[1]).mean() > 0.95
 
@@ -123,42 +117,22 @@ def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Pa
         assert apart["scores"][feature] == pytest.approx(together["scores"][feature], abs=1e-3)
 
 
-def without_a_file(folder: Path, encoder: Path) -> list[Path]:
-    write_colors(folder / "colors")
-    extract_to(encoder, folder / "colors", folder / "features")
-    (folder / "features" / "test-00001-of-00003.parquet").unlink()
-    return [folder / "features"]
-
-
-def without_classes(folder: Path, encoder: Path) -> list[Path]:
-    write_pictures(folder / "photos", "1.png", "2.png")
-    return [extract_to(encoder, folder / "photos", folder / "features")] * 2
-
-
-def without_a_test(folder: Path, encoder: Path) -> list[Path]:
-    write_pictures(folder / "photos", "cat/1.png", "dog/2.png")
-    return [extract_to(encoder, folder / "photos", folder / "features")]
-
-
-def of_two_models(folder: Path, encoder: Path) -> list[Path]:
-    write_pictures(folder / "photos", "cat/1.png", "dog/2.png")
-    other = save_encoder(folder / "other" / "model", seed=1)
-    return [extract_to(model, folder / "photos", folder / model.name) for model in (encoder, other)]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (without_a_file, r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
-        (without_classes, "have no class labels"),
-        (without_a_test, "contains the splits 'train', but not test or validation"),
-        (of_two_models, "come from two models, .*: weights differ"),
-        (lambda folder, encoder: [folder], "contains no features"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_reported(
-    make: Callable[[Path, Path], list[Path]], message: str, workplace: Path, tmp_path: Path
-) -> None:
-    folders = make(tmp_path, workplace / "encoder")
-    with pytest.raises(SystemExit, match=message):
-        call_command("features evaluate", list(map(str, folders)))
+def test_what_cannot_be_evaluated_is_reported(workplace: Path, tmp_path: Path) -> None:
+    encoder, other = workplace / "encoder", save_encoder(tmp_path / "model", seed=1)
+    write_pictures(tmp_path / "photos", "1.png", "2.png")
+    write_pictures(tmp_path / "pets", "cat/1.png", "dog/2.png")
+    cut = extract_to(encoder, workplace / "colors", tmp_path / "cut")
+    (cut / "test-00001-of-00003.parquet").unlink()
+    photos = extract_to(encoder, tmp_path / "photos", tmp_path / "of_photos")
+    pets, of_other = (
+        extract_to(model, tmp_path / "pets", tmp_path / f"by_{model.name}") for model in (encoder, other)
+    )
+    for folders, message in (
+        ([cut], r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
+        ([photos, photos], "have no class labels"),
+        ([pets], "contains the splits 'train', but not test or validation"),
+        ([pets, of_other], "come from two models, .*: weights differ"),
+        ([tmp_path], "contains no features"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            call_command("features evaluate", list(map(str, folders)))

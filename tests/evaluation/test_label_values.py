@@ -52,7 +52,7 @@ def test_missing_labels_count_for_nothing() -> None:
     assert scores["loss"] == pytest.approx(metrics.log_loss(labels[known], 1 / (1 + np.exp(-logits[known]))))
 
 
-def test_scores_of_values() -> None:
+def test_scores_of_values_and_of_a_constant_answer() -> None:
     rng = np.random.default_rng(2)
     labels = rng.normal(50, 10, (N, K))
     values = labels + rng.normal(size=(N, K))
@@ -71,6 +71,11 @@ def test_scores_of_values() -> None:
     assert metric.per_class()["a"]["r2"] == pytest.approx(expected)
     others = metrics.r2_score(labels[:, 1:], values[:, 1:])
     assert metric.compute()["r2"] == pytest.approx((expected + 3 * others) / 4)
+    # A constant answer has the share of right images as precision.
+    labels = np.array([[1.0, 0], [0, 0], [1, 1], [0, np.nan]])
+    scores = MultiLabelMetric(["a", "b"]).constant_scores(np.array([0.1, -2.0]), labels)
+    assert scores["mean_ap"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert scores["micro_f1"] == pytest.approx(2 * 2 / (4 + 3))
 
 
 @pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
@@ -91,10 +96,3 @@ def test_the_loss_leaves_missing_labels_out(problem_type: str) -> None:
     assert torch.equal(logits.grad != 0, known)
     nothing = classification_loss(logits, torch.full_like(labels, float("nan")), problem_type)
     assert nothing.item() == 0
-
-
-def test_a_constant_answer_has_the_share_of_right_images_as_precision() -> None:
-    labels = np.array([[1.0, 0], [0, 0], [1, 1], [0, np.nan]])
-    scores = MultiLabelMetric(["a", "b"]).constant_scores(np.array([0.1, -2.0]), labels)
-    assert scores["mean_ap"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert scores["micro_f1"] == pytest.approx(2 * 2 / (4 + 3))

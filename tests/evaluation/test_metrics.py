@@ -12,12 +12,7 @@ from sklearn import metrics as reference
 from transformers import EvalPrediction
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.evaluation.classification import (
-    ClassificationMetric,
-    MacroF1,
-    TopKAccuracy,
-    majority_baseline,
-)
+from hf_vit.evaluation.classification import ClassificationMetric, MacroF1, TopKAccuracy, majority_baseline
 from hf_vit.training import image_classification_metrics
 from hf_vit.training.tasks.image_classification import ClassificationEvaluator
 from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
@@ -34,10 +29,8 @@ def test_metrics_of_evaluate_equal_those_of_scikit_learn() -> None:
     )
     top_k = TopKAccuracy(keep_in_memory=True)
     ranked = np.argsort(-LOGITS, axis=1)
-    for k in (1, 3, 5):
-        score = top_k.compute(predictions=ranked, references=LABELS, k=k)[
-            "accuracy" if k == 1 else f"top_{k}_accuracy"
-        ]
+    for k, name in ((1, "accuracy"), (3, "top_3_accuracy"), (5, "top_5_accuracy")):
+        score = top_k.compute(predictions=ranked, references=LABELS, k=k)[name]
         assert score == pytest.approx(reference.top_k_accuracy_score(LABELS, LOGITS, k=k, labels=range(7)))
     with pytest.raises(ValueError, match="k=8 must be between 1 and 7"):
         top_k.compute(predictions=ranked, references=LABELS, k=8)
@@ -50,22 +43,13 @@ def test_scores_equal_hand_computed_ones() -> None:
     expected = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item()
     # Class 0 has a precision of 1 and a recall of 2/3; class 1 has a precision of 1/2 and a recall of 1.
     assert scores == pytest.approx({"loss": expected, "accuracy": 0.75, "macro_f1": (0.8 + 2 / 3) / 2})
-
-
-def test_scores_hold_top_5_where_there_are_more_than_5_labels() -> None:
-    scores = image_classification_metrics(EvalPrediction(LOGITS, LABELS))
-    assert scores["top_5_accuracy"] == pytest.approx(
-        reference.top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7))
-    )
+    scores = image_classification_metrics(EvalPrediction(LOGITS, LABELS))  # of more than 5 labels
+    expected = reference.top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7))
+    assert scores["top_5_accuracy"] == pytest.approx(expected)
     assert 0 < scores["accuracy"] < scores["top_5_accuracy"] < 1
-
-
-def test_scores_refuse_other_shapes() -> None:
     with pytest.raises(ValueError, match=r"got \(4,\) and \(4,\)"):
         image_classification_metrics(EvalPrediction(np.zeros(4), np.zeros(4)))
-
-
-def test_majority_baseline_goes_by_the_training_labels() -> None:
+    # The baseline of the majority goes by the training labels.
     scores = majority_baseline([1, 1, 1, 0], [0, 0, 0, 1], num_labels=2)
     assert scores["accuracy"] == 0.25
     assert scores["loss"] == pytest.approx(-(3 * np.log(1 / 4) + np.log(3 / 4)) / 4)
@@ -92,25 +76,21 @@ def test_an_evaluator_has_the_answer_for_every_image_and_the_confusion_matrix(tm
         assert min(picture.size) > 400
 
 
-@pytest.mark.parametrize("num_labels", [2, 25, 80])
+@pytest.mark.parametrize("num_labels", [2, 80])
 def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp_path: Path) -> None:
-    matrix = np.eye(num_labels, dtype=int)
-    draw_confusion_matrix(matrix, [f"class {n}" for n in range(num_labels)], tmp_path / "right.png")
-    draw_confusion_matrix(matrix[::-1], [f"class {n}" for n in range(num_labels)], tmp_path / "wrong.png")
-    right, wrong = (
-        np.asarray(Image.open(tmp_path / name).convert("L"), dtype=int) for name in ("right.png", "wrong.png")
-    )
+    matrix, names, pictures = np.eye(num_labels, dtype=int), [f"class {n}" for n in range(num_labels)], []
+    for values in (matrix, matrix[::-1]):
+        draw_confusion_matrix(values, names, tmp_path / "matrix.png")
+        pictures.append(np.asarray(Image.open(tmp_path / "matrix.png").convert("L"), dtype=int))
+    right, wrong = pictures
     assert right.shape == wrong.shape
     assert np.abs(right - wrong).max() > 100
     with pytest.raises(ValueError, match="classes need a matrix of that many rows and columns"):
         draw_confusion_matrix(matrix, ["one"], tmp_path / "no.png")
-
-
-def test_confusion_matrix_shows_a_name_that_looks_like_a_formula_as_it_stands(tmp_path: Path) -> None:
-    draw_confusion_matrix(np.eye(2, dtype=int), ["$100_$", "$\\alpha$"], tmp_path / "matrix.svg")
-    picture = (tmp_path / "matrix.svg").read_text()
-    for name in ("$100_$", "$\\alpha$"):
-        assert picture.count(f"<!-- {name} -->") == 2
+    if num_labels == 2:  # a name that looks like a formula is shown as it stands
+        names = ["$100_$", "$\\alpha$"]
+        draw_confusion_matrix(matrix, names, tmp_path / "matrix.svg")
+        assert all((tmp_path / "matrix.svg").read_text().count(f"<!-- {name} -->") == 2 for name in names)
 
 
 def test_curves_show_training_and_validation(tmp_path: Path) -> None:

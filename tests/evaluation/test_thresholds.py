@@ -10,14 +10,7 @@ import torch
 from hf_vit.evaluation.base import best_threshold
 from hf_vit.evaluation.detection import FOLDS, DetectionMetric, Matches, cross_fitted_threshold, find_best_threshold
 from hf_vit.evaluation.keypoints import KeypointMetric
-from hf_vit.evaluation.segmentation import (
-    INSTANCE,
-    PANOPTIC,
-    SEMANTIC,
-    TRIED,
-    TRIED_THRESHOLDS,
-    UniversalMetric,
-)
+from hf_vit.evaluation.segmentation import INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric
 
 
 FAR = [200, 200, 220, 220]
@@ -42,22 +35,18 @@ def test_no_other_threshold_is_much_better(seed: int) -> None:
     assert best_threshold(scores[order], correct[order], 150) == found
 
 
-def test_it_lies_in_the_middle_of_a_gap() -> None:
-    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
-
-
 @pytest.mark.parametrize(
-    ("scores", "correct"),
+    "scores",
     [
-        ([0.9999, 0.9998, 0.9997], [True, True, False]),
-        ([0.00012345, 0.000123449, 0.000123448], [True, True, False]),
-        # Adjacent float32 values.
-        ([0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)], [True, True, False]),
-        ([1.2, 1.1, 0.3], [True, True, False]),
-        ([1.0, 0.9999999, 0.9999998], [True, True, False]),
+        [0.9999, 0.9998, 0.9997],
+        [0.00012345, 0.000123449, 0.000123448],
+        [0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)],  # adjacent float32 values
+        [1.2, 1.1, 0.3],
+        [1.0, 0.9999999, 0.9999998],
     ],
 )
-def test_it_lies_between_the_right_scores(scores: list[float], correct: list[bool]) -> None:
+def test_it_lies_between_the_right_scores(scores: list[float]) -> None:
+    correct = [True, True, False]
     values = np.array(scores, dtype=np.float32)
     found = best_threshold(values, correct, 2)
     assert found is not None
@@ -66,15 +55,17 @@ def test_it_lies_between_the_right_scores(scores: list[float], correct: list[boo
     assert found.quality == 1
 
 
-def test_scores_that_no_threshold_passes_choose_none() -> None:
+def test_it_lies_in_the_middle_of_a_gap_and_without_a_right_prediction_there_is_none() -> None:
+    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
+    assert best_threshold([0.9], [False], 3) is None
+    assert DetectionMetric(["a"]).best_threshold() is None
+    assert UniversalMetric(["a", "b"], [], can_overlap=False).best_threshold() is None
     found = best_threshold([1.3, 1.2, 0.4], [True, False, False], 1)
     assert found is not None
     assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
-
-
-def test_one_object_more_or_less_decides_nothing() -> None:
+    # One object more or less decides nothing.
     scores = np.linspace(0.9, 0.1, 81)  # 40 correct predictions, then every second one, then none
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]
@@ -84,10 +75,10 @@ def test_one_object_more_or_less_decides_nothing() -> None:
     assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum lies at the end of a plateau
 
 
-def test_without_a_right_prediction_there_is_none() -> None:
-    assert best_threshold([0.9], [False], 3) is None
-    assert DetectionMetric(["a"]).best_threshold() is None
-    assert UniversalMetric(["a", "b"], [], can_overlap=False).best_threshold() is None
+def chosen(metric: DetectionMetric) -> Any:
+    found = metric.best_threshold()
+    assert found is not None
+    return found
 
 
 def shifted(box: list[float], by: float) -> list[float]:
@@ -110,7 +101,7 @@ def truth(*boxes: list[float], label: int = 0, crowds: tuple[bool, ...] = ()) ->
     }
 
 
-def test_a_box_is_right_once_and_of_its_class() -> None:
+def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away() -> None:
     box, crowd = [10, 10, 30, 30], [100, 100, 180, 180]
     metric = DetectionMetric(["a", "b"])
     image = (
@@ -119,38 +110,46 @@ def test_a_box_is_right_once_and_of_its_class() -> None:
     )
     wrong = detections((box, 0.7)), truth(box, label=1)
     metric.update([metric.record(*image)])
-    found = metric.best_threshold()
-    assert found is not None
     # The threshold lies between 0.8 and the score of the duplicate box; the crowd is ignored.
-    assert (found.value, found.quality) == (0.7, 1.0)
+    assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
-    found = metric.best_threshold()
-    assert found is not None
-    assert found.quality == pytest.approx(2 / 3)
+    assert chosen(metric).quality == pytest.approx(2 / 3)
+    mask = np.zeros((2, 20, 20), dtype=bool)
+    mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
+    metric = UniversalMetric(["a"], [0], can_overlap=True)
+    prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
+    metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
+    assert metric.best_threshold() == (0.2, 1.0, None, "F1", False)
+    metric, points = KeypointMetric(["a", "b", "c"]), np.array([[10.0, 10], [60, 10], [10, 60]])
+
+    def record(visibility: list[int], scores: list[float]) -> Any:
+        target = {"keypoints": np.column_stack([points, visibility]), "box": [0, 0, 70, 70], "area": 4900}
+        target["image_id"] = 1
+        return metric.record({"keypoints": points + 3, "scores": scores}, target)
+
+    metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
+    assert chosen(metric)[:2] == (0.25, 1.0)
+    metric.reset()
+    metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
+    assert metric.best_threshold() is None  # all predictions are correct at any threshold
 
 
 def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     metric, box = DetectionMetric(["a"]), [10, 10, 40, 40]
-    images = [
-        (
-            detections((shifted(box, i), 0.9 - 0.01 * i), (shifted(box, i + 2), 0.895 - 0.01 * i)),
-            truth(shifted(box, i)),
-        )
-        for i in range(9)
-    ]
-    records = [metric.record(*image) for image in images]
+    records = []
+    for i in range(9):
+        found = detections((shifted(box, i), 0.9 - 0.01 * i), (shifted(box, i + 2), 0.895 - 0.01 * i))
+        records.append(metric.record(found, truth(shifted(box, i))))
     for _ in range(2):
         metric.reset()
         metric.update(random.sample(records, len(records)))
-        found = metric.best_threshold()
-        assert found is not None
+        found = chosen(metric)
         assert (found.nms, found.quality) == (0.7, 1.0)
     # Two overlapping objects.
     near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3
     metric.reset()
     metric.update([metric.record(*image) for image in near])
-    found = metric.best_threshold()
-    assert found is not None
+    found = chosen(metric)
     assert (found.nms, found.quality) == (None, 1.0)
 
 
@@ -158,14 +157,11 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
 def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
     for index in range(count):
-        right, wrong = (
-            detections((box, 0.9 - 0.001 * index)),
-            detections((shifted(box, 1), 0.89 - 0.001 * index), label=1),
-        )
+        right = detections((box, 0.9 - 0.001 * index))
+        wrong = detections((shifted(box, 1), 0.89 - 0.001 * index), label=1)
         both = {name: np.concatenate([right[name], wrong[name]]) for name in right}
         metric.update([metric.record(both, truth(box))])
-    found = metric.best_threshold()
-    assert found is not None
+    found = chosen(metric)
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
     assert found.quality == pytest.approx(1.0, abs=0.01)  # of nearly equal thresholds, the middle one is selected
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
@@ -173,34 +169,23 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
 
 def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
     generator = np.random.default_rng(0)
-    images = [
-        Matches([(score, bool(score > generator.random())) for score in generator.random(4)], 3) for _ in range(10)
-    ]
+    drawn = [[(score, bool(score > generator.random())) for score in generator.random(4)] for _ in range(10)]
+    images = [Matches(pairs, 3) for pairs in drawn]
     found, values, right, given = cross_fitted_threshold(images), [], 0, 0
     for fold in range(FOLDS):
         others = [pair for number, image in enumerate(images) if number % FOLDS != fold for pair in image.found]
-        chosen = best_threshold(*zip(*others, strict=True), 24)
-        answers = [
-            is_right for image in images[fold::FOLDS] for score, is_right in image.found if score > chosen.value
-        ]
-        values, right, given = [*values, chosen.value], right + sum(answers), given + len(answers)
+        best = best_threshold(*zip(*others, strict=True), 24)
+        own = [pair for image in images[fold::FOLDS] for pair in image.found]
+        answers = [is_right for score, is_right in own if score > best.value]
+        values, right, given = [*values, best.value], right + sum(answers), given + len(answers)
     assert found is not None
     assert found.value == pytest.approx(np.mean(values), rel=5e-3)
     assert found.quality == 2 * right / (given + 30)
     assert found.quality < find_best_threshold(images).quality
 
 
-def test_instances_choose_by_their_masks() -> None:
-    mask = np.zeros((2, 20, 20), dtype=bool)
-    mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
-    metric = UniversalMetric(["a"], [0], can_overlap=True)
-    prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
-    metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
-    assert metric.best_threshold() == (0.2, 1.0, None, "F1", False)
-
-
-@pytest.mark.parametrize(("right", "chosen"), [((0.2, 0.35), 0.35), ((0.2, 0.5), 0.5), ((), None)])
-def test_segments_choose_by_their_quality(right: tuple[float, ...], chosen: float | None) -> None:
+@pytest.mark.parametrize(("right", "expected"), [((0.2, 0.35), 0.35), ((0.2, 0.5), 0.5), ((), None)])
+def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: float | None) -> None:
     mask = np.zeros((1, 20, 20), dtype=bool)
     mask[0, 2:10, 2:10] = True
     metric = UniversalMetric(["a"], [0], can_overlap=False)
@@ -219,33 +204,9 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], chosen: floa
         INSTANCE: {"masks": mask, "class_labels": [0], "scores": [0.3]},
         TRIED: {threshold: segments(threshold) for threshold in TRIED_THRESHOLDS},
     }
-    target = {
-        "masks": torch.from_numpy(np.concatenate([mask, ~mask])),
-        "class_labels": torch.zeros(2, dtype=torch.long),
-    }
-    metric.update([metric.record(prediction, target)])
+    masks = torch.from_numpy(np.concatenate([mask, ~mask]))
+    metric.update([metric.record(prediction, {"masks": masks, "class_labels": torch.zeros(2, dtype=torch.long)})])
     found = metric.best_threshold()
-    assert (None if found is None else (found.value, found.measure)) == (None if chosen is None else (chosen, "PQ"))
+    assert (found and (found.value, found.measure)) == (expected and (expected, "PQ"))
     metric.reset()
     assert metric.best_threshold() is None
-
-
-def test_keypoints_that_are_not_there_stay_away() -> None:
-    metric, points = KeypointMetric(["a", "b", "c"]), np.array([[10.0, 10], [60, 10], [10, 60]])
-
-    def record(visibility: list[int], scores: list[float]) -> Any:
-        target = {
-            "keypoints": np.column_stack([points, visibility]),
-            "box": [0, 0, 70, 70],
-            "area": 4900,
-            "image_id": 1,
-        }
-        return metric.record({"keypoints": points + 3, "scores": scores}, target)
-
-    metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
-    found = metric.best_threshold()
-    assert found is not None
-    assert (found.value, found.quality) == (0.25, 1.0)
-    metric.reset()
-    metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
-    assert metric.best_threshold() is None  # all predictions are correct at any threshold

@@ -1,6 +1,7 @@
 """Detection labels: boxes follow resizing and padding, and are converted back to original pixels."""
 
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -9,30 +10,21 @@ from transformers import DeformableDetrImageProcessor, DetrImageProcessor
 from transformers.image_transforms import center_to_corners_format
 from transformers.models.detr.modeling_detr import DetrObjectDetectionOutput
 
+from hf_vit import HfViTImageProcessor as Processor
 from hf_vit.model.task_object_detection import read_labels
 
-from ..helpers.images import BACKENDS, noise
+from ..helpers.images import noise
 from .test_image_targets import GEOMETRIES, SIZE
 
 
 BOXES = [[10.0, 8.0, 30.0, 20.0], [0.0, 0.0, 44.0, 30.0], [20.5, 3.25, 41.0, 29.5]]
 CLASSES = [2, 0, 5]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return BACKENDS[request.param]
+INSIDE = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]  # of all crops
 
 
 def encode(processor, boxes=BOXES, classes=CLASSES, image=None):
     image = noise(*SIZE, 3) if image is None else image
     return processor(image, boxes=[boxes], class_labels=[classes], return_tensors="pt")
-
-
-def outputs_of(labels, num_classes=6):
-    """Return perfect model outputs for the labels of an image, one query per object."""
-    probabilities = torch.nn.functional.one_hot(labels["class_labels"], num_classes).float() * 0.9
-    return {"probabilities": probabilities[None], "pred_boxes": labels["boxes"][None]}
 
 
 def annotations(boxes=BOXES, classes=CLASSES, **fields):
@@ -44,12 +36,12 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_a_box_stays_around_its_object(backend, geometry):
+def test_a_box_stays_around_its_object_and_comes_back(geometry):
     """The image is white inside the box and black elsewhere, resized by nearest neighbor."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
-    features = encode(backend(**GEOMETRIES[geometry], **plain), BOXES[:1], CLASSES[:1], image)
+    features = encode(Processor(**GEOMETRIES[geometry], **plain), BOXES[:1], CLASSES[:1], image)
     rows, columns = (features.pixel_values[0, 0] > 0).nonzero().unbind(dim=1)
     height, width = features.pixel_values.shape[-2:]
     if "patch_attention_mask" in features:
@@ -61,48 +53,39 @@ def test_a_box_stays_around_its_object(backend, geometry):
     assert corners == pytest.approx([float(edge) for edge in seen], abs=1)
     assert features.labels[0]["class_labels"].tolist() == CLASSES[:1]
 
-
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_boxes_come_back(backend, geometry):
-    processor = backend(**GEOMETRIES[geometry])
-    inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]
-    labels = encode(processor, inside, [1, 4]).labels[0]
+    processor = Processor(**GEOMETRIES[geometry])
+    labels = encode(processor, INSIDE, [1, 4]).labels[0]
     assert labels["boxes"].dtype == torch.float32
     assert labels["class_labels"].dtype == torch.int64
-    (result,) = processor.post_process_object_detection(outputs_of(labels), target_sizes=[SIZE])
-    torch.testing.assert_close(result["boxes"], torch.tensor(inside), atol=1e-4, rtol=0)
+    probabilities = torch.nn.functional.one_hot(labels["class_labels"], 6).float() * 0.9
+    outputs = {"probabilities": probabilities[None], "pred_boxes": labels["boxes"][None]}
+    (result,) = processor.post_process_object_detection(outputs, target_sizes=[SIZE])
+    torch.testing.assert_close(result["boxes"], torch.tensor(INSIDE), atol=1e-4, rtol=0)
     assert result["labels"].tolist() == [1, 4]
     assert result["scores"].tolist() == pytest.approx([0.9, 0.9])
 
 
-def test_what_a_crop_cuts_away_is_gone(backend):
+def test_boxes_end_at_the_image_and_what_is_cut_away_or_has_no_area_is_gone():
     # The crop contains columns 12 to 32 and rows 10 to 20.
-    processor = backend(do_resize=False, do_center_crop=True, crop_size=(10, 20))
+    processor = Processor(do_resize=False, do_center_crop=True, crop_size=(10, 20))
     boxes = [[0, 0, 11, 30], [0, 12, 22, 30], [12, 10, 32, 20], [32, 0, 44, 30]]
     labels = encode(processor, boxes, [0, 1, 2, 3]).labels[0]
     assert labels["class_labels"].tolist() == [1, 2]
     torch.testing.assert_close(labels["boxes"], torch.tensor([[0.25, 0.6, 0.5, 0.8], [0.5, 0.5, 1, 1]]))
-
-
-def test_boxes_end_at_the_image_and_those_without_area_are_gone(backend):
-    boxes = [[-9, 3, 22, 15], [50, 3, 60, 9], [4, 4, 4, 9]]
-    labels = encode(backend(size=20), boxes, [0, 1, 2]).labels[0]
+    labels = encode(Processor(size=20), [[-9, 3, 22, 15], [50, 3, 60, 9], [4, 4, 4, 9]], [0, 1, 2]).labels[0]
     assert labels["class_labels"].tolist() == [0]
     torch.testing.assert_close(labels["boxes"], torch.tensor([[0.25, 0.3, 0.5, 0.4]]))
-
-
-def test_padding_changes_no_box(backend):
     images = [noise(16, 24, 3), noise(30, 8, 3)]
     boxes = [[[3, 4, 9, 16]], [[1, 2, 8, 25]]]
     given = {"boxes": boxes, "class_labels": [[0], [1]], "return_tensors": "pt"}
-    padded = backend(size={"longest_edge": 32}, do_pad=True, ensure_multiple_of=8)(images, **given)
+    padded = Processor(size={"longest_edge": 32}, do_pad=True, ensure_multiple_of=8)(images, **given)
     for index, image in enumerate(images):
         height, width = image.shape[:2]
         expected = torch.tensor(boxes[index]) / torch.tensor([width, height, width, height])
         torch.testing.assert_close(padded.labels[index]["boxes"][:, 2:], expected[:, 2:] - expected[:, :2])
 
 
-def test_annotations_become_the_labels_of_the_library(backend):
+def test_annotations_become_the_labels_of_the_library():
     given = annotations()
     given["annotations"].append({"bbox": [1, 1, 5, 5], "category_id": 3, "area": 25, "iscrowd": 1})
     theirs = DetrImageProcessor(size={"height": 32, "width": 48}, do_pad=False)(
@@ -110,37 +93,38 @@ def test_annotations_become_the_labels_of_the_library(backend):
     ).labels[0]
     theirs["size"] = torch.as_tensor(theirs["size"])
     for form in (given, [given]):
-        ours = backend(size=(32, 48))(noise(*SIZE, 3), annotations=form, return_tensors="pt").labels[0]
+        ours = Processor(size=(32, 48))(noise(*SIZE, 3), annotations=form, return_tensors="pt").labels[0]
         assert ours.pop("window").tolist() == [0, 0, 1, 1]
         assert ours.keys() == theirs.keys()
         for name, values in theirs.items():
             torch.testing.assert_close(ours[name], values)
     for entry in given["annotations"]:  # some augmentation libraries return classes as floats
         entry["category_id"] = float(entry["category_id"])
-    again = backend(size=(32, 48))(noise(*SIZE, 3), annotations=given, return_tensors="pt").labels[0]
+    again = Processor(size=(32, 48))(noise(*SIZE, 3), annotations=given, return_tensors="pt").labels[0]
     assert torch.equal(again["class_labels"], theirs["class_labels"])
 
 
 @dataclass
 class Collected:
-    """Return the outputs that the detection script of transformers keeps."""
+    """The outputs that the detection script of transformers keeps."""
 
     logits: torch.Tensor
     pred_boxes: torch.Tensor
 
 
-@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("geometry", [*GEOMETRIES, "a size of padding"])
-def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
+@pytest.mark.parametrize(
+    ("geometry", "scores"),
+    list(zip([*GEOMETRIES, "a size of padding"], cycle(["softmax", "sigmoid"]))),
+)
+def test_scripts_for_other_detectors_score_pixels(geometry, scores):
     """Scripts of transformers scale labels and predictions by `orig_size`; both must be pixels of the image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
-    processor = backend(**GEOMETRIES.get(geometry, padding), class_scores=scores)
-    inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]
-    features = processor(noise(*SIZE, 3), annotations=annotations(inside, [1, 0]), return_tensors="pt")
+    processor = Processor(**GEOMETRIES.get(geometry, padding), class_scores=scores)
+    features = processor(noise(*SIZE, 3), annotations=annotations(INSIDE, [1, 0]), return_tensors="pt")
     (label,) = features.labels
     height, width = label["orig_size"].tolist()
     pixels = center_to_corners_format(label["boxes"]) * torch.tensor([width, height, width, height])
-    torch.testing.assert_close(pixels, torch.tensor(inside), atol=1e-4, rtol=0)
+    torch.testing.assert_close(pixels, torch.tensor(INSIDE), atol=1e-4, rtol=0)
 
     (seen,), mask = read_labels([label], None)
     logits = torch.full((1, 2, 2 + (scores == "softmax")), -9.0)
@@ -148,7 +132,7 @@ def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
     outputs = Collected(logits, seen["boxes"][None])
     (found,) = processor.post_process_object_detection(outputs, target_sizes=label["orig_size"][None])
     order = found["labels"].argsort(descending=True)
-    torch.testing.assert_close(found["boxes"][order], torch.tensor(inside), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found["boxes"][order], torch.tensor(INSIDE), atol=1e-4, rtol=0)
     assert label["size"].tolist() == list(features.pixel_values.shape[-2:])
     if "patch_attention_mask" in features:
         assert torch.equal(mask, features.patch_attention_mask)
@@ -156,21 +140,13 @@ def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
         assert mask is None
 
 
-def test_logits_alone_are_not_guessed_at(backend):
-    outputs = Collected(torch.zeros(1, 2, 3), torch.zeros(1, 2, 4))
-    with pytest.raises(ValueError, match="class_scores of the image processor is None"):
-        backend().post_process_object_detection(outputs)
-    with pytest.raises(ValueError, match="class_scores='max' must be one of softmax, sigmoid"):
-        backend(class_scores="max")
-
-
-@pytest.mark.parametrize("empty", [[], np.zeros((0, 4)), torch.zeros(0, 4)])
-def test_an_image_may_have_no_object(backend, empty):
-    labels = encode(backend(size=8), empty, []).labels[0]
-    assert labels["boxes"].shape == (0, 4)
-    assert labels["class_labels"].shape == (0,)
-    assert labels["class_labels"].dtype == torch.int64
-    nothing = backend(size=8)(noise(*SIZE, 3), annotations={"annotations": []}, return_tensors="pt").labels[0]
+def test_an_image_may_have_no_object():
+    for empty in ([], np.zeros((0, 4)), torch.zeros(0, 4)):
+        labels = encode(Processor(size=8), empty, []).labels[0]
+        assert labels["boxes"].shape == (0, 4)
+        assert labels["class_labels"].shape == (0,)
+        assert labels["class_labels"].dtype == torch.int64
+    nothing = Processor(size=8)(noise(*SIZE, 3), annotations={"annotations": []}, return_tensors="pt").labels[0]
     assert nothing["boxes"].shape == (0, 4)
 
 
@@ -191,101 +167,75 @@ def without(key):
 @pytest.mark.parametrize(
     ("targets", "error", "message"),
     [
-        ({"boxes": [BOXES]}, ValueError, "boxes is given without class_labels"),
-        ({"class_labels": [CLASSES]}, ValueError, "class_labels is given without mask_labels or boxes"),
-        ({"boxes": [BOXES] * 2, "class_labels": [CLASSES]}, ValueError, "boxes has 2 entries, but there are 1 images"),
         ({"boxes": [BOXES], "class_labels": [CLASSES] * 2}, ValueError, "class_labels has 2 entries, .* 1 images"),
-        ({"boxes": [BOXES], "class_labels": [[1, 2]]}, ValueError, r"shape \(2,\), but boxes\[0\] has 3 entries"),
-        ({"boxes": [BOXES], "class_labels": [[1, 2, -1]]}, ValueError, r"class_labels\[0\] has the number -1"),
-        ({"boxes": [BOXES], "class_labels": [[1.5, 2, 1]]}, TypeError, "but class indices are integers"),
-        (
-            {"boxes": [BOXES], "class_labels": [["a", "b", "c"]]},
-            TypeError,
-            r"class_labels\[0\] is \['a', 'b', 'c'\], but",
-        ),
-        ({"boxes": [[[1, 2, 3]]], "class_labels": [[0]]}, ValueError, r"boxes\[0\] has the shape \(1, 3\)"),
         ({"boxes": BOXES[:1], "class_labels": [[0]]}, ValueError, r"boxes\[0\] has the shape \(4,\), but must be"),
-        (
-            {"boxes": [[BOXES[0], [9, 2, 3, 5]]], "class_labels": [[0, 1]]},
-            ValueError,
-            r"boxes\[0\]\[1\] is \[9.0, 2.0, 3.0, 5.0\], but must be finite .* right >= left",
-        ),
-        ({"boxes": [[[0, 0, float("nan"), 5]]], "class_labels": [[0]]}, ValueError, r"boxes\[0\]\[0\] is .*nan"),
-        ({"boxes": [["here"]], "class_labels": [[0]]}, ValueError, r"boxes\[0\]=\['here'\] must be rows of four"),
         ({"annotations": [annotations()] * 2}, ValueError, "annotations has 2 entries, but there are 1 images"),
         ({"annotations": [[1]]}, ValueError, r"annotations\[0\] is \[1\], but must be a dictionary"),
         ({"annotations": without("bbox")}, ValueError, r"\['annotations'\]\[1\] has no 'bbox', but only category_id"),
         ({"annotations": without("category_id")}, ValueError, r"\[1\] has no 'category_id', but only bbox"),
-        ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\], .* no negative size"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
-        (
-            {"annotations": annotations(category_id=1.5)},
-            TypeError,
-            r"\['annotations'\]\[0\] has the category_id 1.5, but class indices are integers",
-        ),
+        ({"annotations": annotations(category_id=1.5)}, TypeError, r"\[0\] has the category_id 1.5, but class in"),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),
         ({"object_boxes": [BOXES]}, ValueError, "object_boxes are given, .* only if do_affine_crop=True"),
     ],
 )
-def test_boxes_that_do_not_fit_are_refused(backend, targets, error, message):
+def test_boxes_that_do_not_fit_are_refused(targets, error, message):
+    """`tests/hostile/test_targets.py` has more of them."""
     with pytest.raises(error, match=message):
-        backend(size=8)(noise(*SIZE, 3), **targets, return_tensors="pt")
+        Processor(size=8)(noise(*SIZE, 3), **targets, return_tensors="pt")
 
 
-def detections(seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def detections():
+    generator = torch.Generator().manual_seed(0)
     logits, boxes = torch.randn(2, 9, 5, generator=generator), torch.rand(2, 9, 4, generator=generator)
     return DetrObjectDetectionOutput(logits=logits, pred_boxes=boxes)
 
 
-@pytest.mark.parametrize("sizes", [[(37, 51), (8, 70)], torch.tensor([(37, 51), (8, 70)]), None])
-@pytest.mark.parametrize("threshold", [0.0, 0.6, 1.0])
-def test_objects_are_those_of_the_library(backend, sizes, threshold):
+@pytest.mark.parametrize(
+    ("sizes", "threshold"), [([(37, 51), (8, 70)], 0.0), (torch.tensor([(37, 51), (8, 70)]), 0.6), (None, 1.0)]
+)
+def test_objects_are_those_of_the_library(sizes, threshold):
     """Select the query and class pairs with the highest sigmoid scores."""
     outputs = detections()
     theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, sizes, top_k=9)
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}
-    ours = backend().post_process_object_detection(given, threshold, sizes)
+    ours = Processor().post_process_object_detection(given, threshold, sizes)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.keys() == other.keys()
         for name, values in mine.items():
             torch.testing.assert_close(values, other[name])
 
 
-def test_objects_of_a_softmax_are_those_of_the_library(backend):
+def test_objects_of_a_softmax_are_those_of_the_library_also_in_half_precision():
     outputs, sizes = detections(), [(37, 51), (8, 70)]
     outputs.logits = outputs.logits * 5  # the last class is the background
     theirs = DetrImageProcessor().post_process_object_detection(outputs, 0.5, sizes)
     given = {"probabilities": outputs.logits.softmax(-1)[..., :-1], "pred_boxes": outputs.pred_boxes}
-    for mine, other in zip(backend().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):
+    for mine, other in zip(Processor().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):
         order = other["scores"].argsort(descending=True)
         assert len(order) > 1
         for name, values in mine.items():
             torch.testing.assert_close(values, other[name][order])
-
-
-def test_half_precision_is_counted_in_full(backend):
     given = {"probabilities": torch.rand(1, 9, 5).bfloat16(), "pred_boxes": torch.rand(1, 9, 4).bfloat16()}
     full = {name: values.float() for name, values in given.items()}
-    results = [backend().post_process_object_detection(each, 0.2, [(999, 777)])[0] for each in (given, full)]
+    results = [Processor().post_process_object_detection(each, 0.2, [(999, 777)])[0] for each in (given, full)]
     assert results[0]["boxes"].dtype == results[0]["scores"].dtype == torch.float32
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-@pytest.mark.parametrize(
-    ("outputs", "sizes", "message"),
-    [
+def test_outputs_and_sizes_that_do_not_fit_are_refused():
+    given = {"probabilities": torch.zeros(1, 9, 5), "pred_boxes": torch.zeros(1, 9, 4)}
+    unknown = Collected(torch.zeros(1, 2, 3), torch.zeros(1, 2, 4))
+    for outputs, sizes, message in (
         ({"logits": torch.zeros(1, 9, 5)}, None, r"no probabilities with 3 dimensions, but logits \(1, 9, 5\)"),
         ({"probabilities": torch.zeros(1, 9, 5)}, None, "no pred_boxes .* outputs of HfViTForObjectDetection"),
         ((torch.zeros(1, 9, 5),), None, "The outputs are a tuple without names"),
-        (None, [(8, 8)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
-        (None, [(8, 0)], r"target_sizes\[0\] is \(8, 0\), but must be"),
-    ],
-)
-def test_outputs_and_sizes_that_do_not_fit_are_refused(backend, outputs, sizes, message):
-    outputs = (
-        {"probabilities": torch.zeros(1, 9, 5), "pred_boxes": torch.zeros(1, 9, 4)} if outputs is None else outputs
-    )
-    with pytest.raises(ValueError, match=message):
-        backend().post_process_object_detection(outputs, target_sizes=sizes)
+        (given, [(8, 8)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
+        (given, [(8, 0)], r"target_sizes\[0\] is \(8, 0\), but must be"),
+        (unknown, None, "class_scores of the image processor is None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Processor().post_process_object_detection(outputs, target_sizes=sizes)
+    with pytest.raises(ValueError, match="class_scores='max' must be one of softmax, sigmoid"):
+        Processor(class_scores="max")

@@ -7,6 +7,7 @@ from sklearn.datasets import load_sample_image
 from transformers import VitPoseImageProcessor
 from transformers.models.vitpose.image_processing_vitpose import box_to_center_and_scale, transform_preds
 
+from hf_vit import HfViTImageProcessor as Processor
 from hf_vit.model.image_geometry import crop_region, crop_regions, points_from_crops, points_to_crops
 from hf_vit.model.task_keypoint_detection import encode_keypoints
 
@@ -18,11 +19,6 @@ CROPS = {"do_affine_crop": True, "size": SIZE}
 WHOLE = {"do_rescale": False, "do_normalize": False}
 # (left, top, right, bottom): wide, high, larger than the image, across its corners, smaller than a pixel.
 BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return BACKENDS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -42,50 +38,41 @@ def keypoints(count, seed=0):
     return points
 
 
-def outputs_of(labels, scale=1):
-    """Return heatmaps that encode keypoint labels in crop pixels."""
-    size = (SIZE[0] // scale, SIZE[1] // scale)
-    return {"heatmaps": encode_keypoints(labels, SIZE, size, sigma=2.0)[0]}
-
-
-def test_crops_are_those_of_vitpose(backend, photo):
-    ours = backend(**CROPS, **WHOLE)(photo, object_boxes=[BOXES], return_tensors="pt").pixel_values
-    theirs = VitPoseImageProcessor(size={"height": SIZE[0], "width": SIZE[1]}, **WHOLE)(
-        photo, boxes=[as_coco(BOXES)], return_tensors="pt"
-    ).pixel_values
+def test_crops_are_those_of_vitpose(photo):
+    ours = Processor(**CROPS, **WHOLE)(photo, object_boxes=[BOXES], return_tensors="pt").pixel_values
+    given = {"boxes": [as_coco(BOXES)], "return_tensors": "pt"}
+    theirs = VitPoseImageProcessor(size={"height": 64, "width": 48}, **WHOLE)(photo, **given).pixel_values
     difference = (ours - theirs).abs()
     assert difference.max() <= 1  # values of exactly one half may be rounded differently
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
+    given = {"object_boxes": [BOXES], "keypoints": [keypoints(len(BOXES))], "return_tensors": "pt"}
+    first, second = (processor(**CROPS)(photo, **given) for processor in BACKENDS.values())
+    assert torch.equal(first.pixel_values, second.pixel_values)
+    assert torch.equal(first.labels, second.labels)
 
 
-def test_a_region_of_the_size_of_the_image_is_the_image():
+def test_a_region_of_the_size_of_the_image_is_the_image_and_floats_are_not_rounded():
     image = torch.from_numpy(noise(*SIZE, 3)).movedim(-1, 0)
     region = torch.tensor([0, 0, SIZE[1] - 1, SIZE[0] - 1])
     assert torch.equal(crop_region(image, region, SIZE), image)
     assert torch.equal(crop_region(image, region + 1, SIZE)[:, :-1, :-1], image[:, 1:, 1:])
-
-
-def test_floats_are_not_rounded(backend):
     image = np.tile(np.linspace(0, 1, 48, dtype=np.float32), (64, 1))
-    options = {**CROPS, "box_padding": 1, "do_rescale": False, "do_normalize": False, "num_channels": 1}
-    crop = backend(**options)(image, object_boxes=[[[10, 10, 33.5, 41.33]]], return_tensors="pt").pixel_values[0, 0]
+    processor = Processor(**CROPS, **WHOLE, box_padding=1, num_channels=1)
+    crop = processor(image, object_boxes=[[[10, 10, 33.5, 41.33]]], return_tensors="pt").pixel_values[0, 0]
     torch.testing.assert_close(crop, torch.linspace(10 / 47, 33.5 / 47, 48).expand(64, -1))
 
 
-def test_the_whole_image_is_the_object_where_there_is_no_box(backend, photo):
-    processor = backend(**CROPS)
+def test_without_boxes_the_whole_image_is_the_object_and_no_objects_have_no_crops(photo):
+    processor = Processor(**CROPS)
     whole = processor(photo, object_boxes=[[[0, 0, 400, 300]]], return_tensors="pt").pixel_values
     for boxes in (None, [None]):
         assert torch.equal(processor(photo, object_boxes=boxes, return_tensors="pt").pixel_values, whole)
     mixed = processor([photo, photo], object_boxes=[BOXES[:2], None], return_tensors="pt").pixel_values
     assert torch.equal(mixed[2:], whole)
     assert len(mixed) == 3
-
-
-def test_images_without_objects_have_no_crops(backend, photo):
-    processor, nothing = backend(**CROPS), np.zeros((0, 4))
+    nothing = np.zeros((0, 4))
     none = processor([photo] * 2, object_boxes=[nothing, []], keypoints=[np.zeros((0, 3, 3))] * 2, return_tensors="pt")
     assert none.pixel_values.shape == (0, 3, *SIZE)
     assert none.labels.shape == (0, 3, 3)
@@ -93,22 +80,21 @@ def test_images_without_objects_have_no_crops(backend, photo):
     assert torch.equal(some, processor(photo, object_boxes=[BOXES], return_tensors="pt").pixel_values)
 
 
-def test_backends_give_the_same_crops(photo):
-    given = {"object_boxes": [BOXES], "keypoints": [keypoints(len(BOXES))], "return_tensors": "pt"}
-    first, second = (processor(**CROPS)(photo, **given) for processor in BACKENDS.values())
-    assert torch.equal(first.pixel_values, second.pixel_values)
-    assert torch.equal(first.labels, second.labels)
-
-
-def test_keypoints_follow_their_pixels(backend):
+def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
     """The brightest pixel of the crop is at the position of the label."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
-    features = backend(**CROPS, **WHOLE)(image, **given)
+    features = Processor(**CROPS, **WHOLE)(image, **given)
     brightest = divmod(int(features.pixel_values[0, 0].argmax()), SIZE[1])
     assert features.labels[0, 0, :2].tolist() == pytest.approx(brightest[::-1], abs=0.6)
     assert features.labels[0, 1].tolist() == [0, 0, 0]
+    # As in training, so that both losses use the same points.
+    points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
+    given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
+    labels = Processor(**CROPS, box_padding=1)(image, **given).labels[0]
+    assert labels[:, 2].tolist() == [2, 1, 0, 0, 0]
+    assert not labels[2:].any()
 
 
 @pytest.mark.parametrize("padding", [1.25, 1])
@@ -128,13 +114,14 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 
 @pytest.mark.parametrize("scale", [1, 4])
-def test_keypoints_come_back(backend, photo, scale):
+def test_keypoints_come_back(photo, scale):
     """Encodes positions as heatmaps, which are accurate to a fraction of a pixel."""
-    processor, boxes = backend(**CROPS), [BOXES[:2], None]
+    processor, boxes = Processor(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")
     sizes = [(300, 400)] * 2
-    results = processor.post_process_keypoint_detection(outputs_of(features.labels, scale), boxes, sizes)
+    heatmaps = encode_keypoints(features.labels, SIZE, (SIZE[0] // scale, SIZE[1] // scale), sigma=2.0)[0]
+    results = processor.post_process_keypoint_detection({"heatmaps": heatmaps}, boxes, sizes)
     assert [len(image) for image in results] == [2, 1]
     boxes = [*BOXES[:2], [0, 0, 400, 300]]
     objects = zip([*results[0], *results[1]], np.concatenate(truth), features.labels, boxes, strict=True)
@@ -147,74 +134,42 @@ def test_keypoints_come_back(backend, photo, scale):
         assert (result["scores"][inside] > 0.8).all()
 
 
-def test_sure_keypoints_alone_are_returned_on_request(backend):
+def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
     heatmaps = torch.rand(1, 4, 16, 12) * torch.tensor([0.2, 0.9, 0.5, 0.0])[:, None, None]
-    arguments = {"outputs": {"heatmaps": heatmaps}, "object_boxes": [BOXES[:1]]}
+    find = Processor(**CROPS).post_process_keypoint_detection
     (every,), (sure,) = (
-        backend(**CROPS).post_process_keypoint_detection(**arguments, threshold=threshold)[0]
-        for threshold in (None, 0.3)
+        find({"heatmaps": heatmaps}, [BOXES[:1]], threshold=threshold)[0] for threshold in (None, 0.3)
     )
     assert every["labels"].tolist() == [0, 1, 2, 3]
     assert sure["labels"].tolist() == [1, 2]
     for name in ("keypoints", "scores"):
         assert torch.equal(sure[name], every[name][1:3])
-
-
-def test_keypoints_outside_of_the_crop_count_as_not_labeled(backend):
-    """As in training, so that both losses use the same points."""
-    points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
-    given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
-    labels = backend(**CROPS, box_padding=1)(noise(90, 120, 3), **given).labels[0]
-    assert labels[:, 2].tolist() == [2, 1, 0, 0, 0]
-    assert not labels[2:].any()
-
-
-def test_crops_that_are_made_already_keep_their_keypoints(backend):
+    # Crops that are made already keep their keypoints.
     points = keypoints(2)
     options = {"do_affine_crop": False, "do_resize": False, "return_tensors": "pt"}
-    features = backend(**CROPS)([noise(*SIZE, 3)] * 2, keypoints=list(points), **options)
+    features = Processor(**CROPS)([noise(*SIZE, 3)] * 2, keypoints=list(points), **options)
     assert torch.equal(features.labels, torch.from_numpy(points))
     assert features.pixel_values.shape == (2, 3, *SIZE)
-
-
-def test_the_options_of_crops_are_saved(backend, tmp_path):
-    backend(**CROPS, box_padding=1.5).save_pretrained(tmp_path)
-    loaded = backend.from_pretrained(tmp_path)
+    # The options of crops are saved.
+    Processor(**CROPS, box_padding=1.5).save_pretrained(tmp_path)
+    loaded = Processor.from_pretrained(tmp_path)
     assert loaded.do_affine_crop is True
     assert loaded.box_padding == 1.5
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"object_boxes": [BOXES] * 2}, "object_boxes has 2 entries, but there are 1 images"),
-        ({"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),
-        (
-            {"object_boxes": [[BOXES[0], [9, 9, 9, 20]]]},
-            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], a box with no area",
-        ),
-        ({"object_boxes": [[[9, 9, 4, 20]]]}, r"object_boxes\[0\]\[0\] is .* right >= left"),
-        ({"object_boxes": [[[500, 9, 540, 20]]]}, r"\[0\]\[0\] is .*, outside of its image of 400 x 300 pixels"),
-        ({"object_boxes": [[[9, float("inf"), 4, 20]]]}, r"object_boxes\[0\]\[0\] is .*inf"),
-        ({"keypoints": [keypoints(2)]}, r"keypoints\[0\] has the shape \(2, 3, 3\), .* for the 1 objects"),
-        ({"keypoints": [keypoints(1)[..., :2]]}, r"keypoints\[0\] has the shape \(1, 3, 2\)"),
-        ({"keypoints": [keypoints(1)] * 2}, "keypoints has 2 entries, but there are 1 images"),
-        (
-            {"keypoints": [keypoints(1) + 1]},
-            r"keypoints\[0\]\[0\]\[0\] is .*3.0\], but must be finite x, y and a visibility",
-        ),
-        ({"class_labels": [[1]], "boxes": [BOXES[:1]]}, "boxes and class_labels are given, but do_affine_crop=True"),
-    ],
-)
-def test_what_does_not_fit_is_refused(backend, photo, given, message):
-    with pytest.raises(ValueError, match=message):
-        backend(**CROPS)(photo, **given, return_tensors="pt")
-
-
-def test_every_object_has_the_same_keypoints(backend, photo):
-    given = {"keypoints": [keypoints(1), keypoints(1)[:, :2]], "return_tensors": "pt"}
-    with pytest.raises(ValueError, match="The objects have 2 and 3 keypoints"):
-        backend(**CROPS)([photo] * 2, **given)
+def test_what_does_not_fit_is_refused(photo):
+    """`tests/hostile/test_targets.py` has more of this."""
+    for images, given, message in (
+        (photo, {"object_boxes": [BOXES] * 2}, "object_boxes has 2 entries, but there are 1 images"),
+        (photo, {"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),
+        (photo, {"object_boxes": [[[9, 9, 4, 20]]]}, r"object_boxes\[0\]\[0\] is .* right >= left"),
+        (photo, {"class_labels": [[1]], "boxes": [BOXES[:1]]}, "boxes and class_labels .*, but do_affine_crop=True"),
+        ([photo] * 2, {"keypoints": [keypoints(1), keypoints(1)[:, :2]]}, "The objects have 2 and 3 keypoints"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Processor(**CROPS)(images, **given, return_tensors="pt")
+    with pytest.raises(ValueError, match="only by do_affine_crop=True"):
+        Processor(size=SIZE)(photo, keypoints=[keypoints(1)], return_tensors="pt")
 
 
 @pytest.mark.parametrize(
@@ -226,14 +181,9 @@ def test_every_object_has_the_same_keypoints(backend, photo):
         ({"box_padding": 0}, "box_padding=0 must be positive"),
     ],
 )
-def test_options_that_contradict_crops_are_refused(backend, options, message):
+def test_options_that_contradict_crops_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        backend(**{**CROPS, **options})
-
-
-def test_keypoints_need_crops(backend):
-    with pytest.raises(ValueError, match="only by do_affine_crop=True"):
-        backend(size=SIZE)(noise(*SIZE, 3), keypoints=[keypoints(1)], return_tensors="pt")
+        Processor(**{**CROPS, **options})
 
 
 @pytest.mark.parametrize(
@@ -245,8 +195,8 @@ def test_keypoints_need_crops(backend):
         ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
     ],
 )
-def test_boxes_that_do_not_fit_outputs_are_refused(backend, options, boxes, sizes, message):
-    processor = backend(**{**CROPS, **options})
+def test_boxes_that_do_not_fit_outputs_are_refused(options, boxes, sizes, message):
+    processor = Processor(**{**CROPS, **options})
     with pytest.raises(ValueError, match=message):
         processor.post_process_keypoint_detection({"heatmaps": torch.rand(2, 3, 16, 12)}, boxes, sizes)
     with pytest.raises(ValueError, match=r"no heatmaps with 4 dimensions, but logits \(2, 3\)"):

@@ -23,13 +23,14 @@ from hf_vit.model.task_keypoint_detection import HfViTKeypointDetectionPipeline
 from hf_vit.model.task_object_detection import HfViTObjectDetectionPipeline
 
 from ..helpers.fresh import run_without_package
+from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 
 
 NAMES = ["nose", "left eye", "right eye"]
 POSE = {
-    "num_labels": len(NAMES),
+    "num_labels": 3,
     "id2label": dict(enumerate(NAMES)),
     "label2id": {name: number for number, name in enumerate(NAMES)},
     "keypoint_config": {"hidden_size": 8, "flip_pairs": [(1, 2)], "skeleton": [(0, 1), (0, 2)]},
@@ -42,9 +43,10 @@ THRESHOLD = 0.3
 
 def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> dict[str, Any]:
     """Return the configuration overrides with a score threshold for their tasks."""
-    options = {name: value for name, value in overrides.items() if not name.endswith("_config")}
-    tasks = {name: value for name, value in overrides.items() if name.endswith("_config")}
-    return options | {name: {**task, "score_threshold": threshold} for name, task in tasks.items()}
+    return {
+        name: {**value, "score_threshold": threshold} if name.endswith("_config") else value
+        for name, value in overrides.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.eval().save_pretrained(folder / name)
         HfViTImageProcessor.for_model(config, do_affine_crop=crops).save_pretrained(folder / name)
     for seed, size in enumerate(((40, 50), (60, 30))):
-        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{seed}.png")
+        Image.fromarray(noise(*size, 3, seed=seed)).save(folder / f"{seed}.png")
     return folder
 
 
@@ -114,27 +115,12 @@ def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
     assert whole["labels"] == NAMES
     assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}
     assert_same([whole], expected(folder, photo(folder), None))
-
-
-def test_a_threshold_leaves_keypoints_out(folder: Path, pipe: Any) -> None:
-    scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
-    found = pipe(photo(folder), boxes=BOXES, threshold=scores[4])
-    assert sum(len(one["keypoints"]) for one in found) == len(scores) - 5
-    assert_same(found, expected(folder, photo(folder), BOXES, scores[4]))
-
-
-def test_the_threshold_of_the_model_is_the_default(folder: Path, pipe: Any) -> None:
-    scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
-    model = HfViTForKeypointDetection(small_config(**with_threshold(POSE, scores[4])))
-    model.load_state_dict(pipe.model.state_dict())
-    own = pipeline("keypoint-detection", model=model.eval(), image_processor=pipe.image_processor)
-    assert_same(own(photo(folder), boxes=BOXES), pipe(photo(folder), boxes=BOXES, threshold=scores[4]))
-    assert_same(
-        own(photo(folder), boxes=BOXES, threshold=scores[1]), pipe(photo(folder), boxes=BOXES, threshold=scores[1])
-    )
-
-
-def test_the_mirror_image_is_looked_at_on_request(folder: Path, pipe: Any) -> None:
+    # Boxes may be those of object detection, and of any kind.
+    named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
+    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
+    for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
+        assert_same(pipe(photo(folder), boxes=boxes), found)
+    # The mirror image is looked at on request.
     crops = pipe.image_processor(photo(folder), object_boxes=[BOXES], return_tensors="pt").pixel_values
     heatmaps = pipe.model.predict_flipped(crops).heatmaps
     (wanted,) = pipe.image_processor.post_process_keypoint_detection({"heatmaps": heatmaps}, [BOXES])
@@ -144,64 +130,57 @@ def test_the_mirror_image_is_looked_at_on_request(folder: Path, pipe: Any) -> No
         assert np.allclose(mine["scores"], other["scores"], atol=1e-5)
 
 
-def test_boxes_may_be_those_of_object_detection(folder: Path, pipe: Any) -> None:
-    named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
-    wanted = pipe(photo(folder), boxes=BOXES)
-    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
-    for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
-        assert_same(pipe(photo(folder), boxes=boxes), wanted)
+def test_a_threshold_leaves_keypoints_out_and_that_of_the_model_is_the_default(folder: Path, pipe: Any) -> None:
+    scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
+    found = pipe(photo(folder), boxes=BOXES, threshold=scores[4])
+    assert sum(len(one["keypoints"]) for one in found) == len(scores) - 5
+    assert_same(found, expected(folder, photo(folder), BOXES, scores[4]))
+    model = HfViTForKeypointDetection(small_config(**with_threshold(POSE, scores[4])))
+    model.load_state_dict(pipe.model.state_dict())
+    own = pipeline("keypoint-detection", model=model.eval(), image_processor=pipe.image_processor)
+    assert_same(own(photo(folder), boxes=BOXES), found)
+    lower = {"boxes": BOXES, "threshold": scores[1]}
+    assert_same(own(photo(folder), **lower), pipe(photo(folder), **lower))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, batch_size: int) -> None:
     files, boxes = [str(folder / f"{number}.png") for number in (0, 1, 0, 1)], [BOXES, [], None, BOXES[:1]]
-    wanted = [
-        expected(folder, photo(folder, number % 2), own) if own != [] else [] for number, own in enumerate(boxes)
-    ]
+    wanted = [expected(folder, photo(folder, i % 2), own) if own != [] else [] for i, own in enumerate(boxes)]
     rows = [{"image": file, "boxes": own} for file, own in zip(files, boxes, strict=True)]
-    kinds = {
-        "paths": pipe(files, boxes=boxes, batch_size=batch_size),
-        "images": pipe([Image.open(file) for file in files], boxes=boxes, batch_size=batch_size),
-        "rows": pipe(rows, batch_size=batch_size),
-        "generator": pipe((Image.open(file) for file in files), boxes=boxes, batch_size=batch_size),
-        "dataset": pipe(KeyDataset(rows, "image"), boxes=boxes, batch_size=batch_size),
-    }
-    for name, results in kinds.items():
-        assert isinstance(results, list) == (name in ("paths", "images", "rows"))
-        for found, own in zip(results, wanted, strict=True):
+    options = {"boxes": boxes, "batch_size": batch_size}
+    for kind, is_list in (
+        (pipe(files, **options), True),
+        (pipe([Image.open(file) for file in files], **options), True),
+        (pipe(rows, batch_size=batch_size), True),
+        (pipe((Image.open(file) for file in files), **options), False),
+        (pipe(KeyDataset(rows, "image"), **options), False),
+    ):
+        assert isinstance(kind, list) == is_list
+        for found, own in zip(kind, wanted, strict=True):
             assert_same(found, own)
 
 
-def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, sizes = pipe.model.forward, []
-
-    def counted(pixel_values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(len(pixel_values))
-        return forward(pixel_values, *args, **kwargs)
-
-    monkeypatch.setattr(pipe.model, "forward", counted)
+def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any) -> None:
+    sizes: list[int] = []
+    hook = pipe.model.register_forward_pre_hook(
+        lambda _, args, inputs: sizes.append(len(inputs["pixel_values"])), with_kwargs=True
+    )
     pipe([photo(folder)] * 2, boxes=[BOXES, BOXES[:2]], batch_size=4)
+    hook.remove()
     assert sizes == [4, 1]
 
 
-@pytest.mark.parametrize(
-    ("boxes", "message"),
-    [
-        ([[1, 2, 3]], r"object_boxes\[0\] has the shape \(1, 3\), but must be \(N, 4\)"),
+def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
+    for boxes, message in (
         ([1, 2, 3, 4], r"has the shape \(4,\), but must be \(N, 4\)"),
-        ([[30, 2, 3, 9]], r"\[0\] is \[30.0, 2.0, 3.0, 9.0\], but must be finite .* right >= left"),
         ([[60, 2, 70, 9]], r"\[0\] is .* outside of its image of 50 x 40 pixels"),
         ([{"xmin": 1, "ymin": 2}], r"boxes\[0\] is \{'xmin': 1, 'ymin': 2\}, but must have xmin, ymin, xmax, ymax"),
-    ],
-)
-def test_bad_boxes_are_refused(folder: Path, pipe: Any, boxes: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pipe(photo(folder), boxes=boxes)
-    with pytest.raises(ValueError, match=message):
-        pipe([photo(folder)] * 2, boxes=[None, boxes])
-
-
-def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
+    ):
+        with pytest.raises(ValueError, match=message):
+            pipe(photo(folder), boxes=boxes)
+        with pytest.raises(ValueError, match=message):
+            pipe([photo(folder)] * 2, boxes=[None, boxes])
     with pytest.raises(ValueError, match="boxes has 1 entries, but there are 2 images"):
         pipe([photo(folder)] * 2, boxes=[BOXES])
     with pytest.raises(ValueError, match="a dictionary must have an 'image'"):

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import pipeline
 from transformers.image_utils import load_image
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import (
     ImageClassificationCollator,
     load_image_classification,
@@ -30,6 +30,7 @@ from hf_vit.model.image_inputs import read_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
 
 from ..helpers.images import noise
+from ..helpers.models import small_config
 from ..helpers.versions import needs_torchcodec
 
 
@@ -65,11 +66,7 @@ def write_files(folder: Path) -> dict[str, bool]:
         "cmyk.tiff": color.convert("CMYK"),
         "opaque.png": color.convert("RGBA"),
     }
-    transparent = {
-        "rgba.png": rgba(),
-        "rgba.webp": rgba(),
-        "gray_alpha.png": rgba().convert("LA"),
-    }
+    transparent = {"rgba.png": rgba(), "rgba.webp": rgba(), "gray_alpha.png": rgba().convert("LA")}
     folder.mkdir(parents=True)
     for name, image in (files | transparent).items():
         image.save(folder / name)
@@ -78,8 +75,7 @@ def write_files(folder: Path) -> dict[str, bool]:
         image.save(folder / name, exif=exif)
     keyed = {"palette_key.png": palette, "palette_key.gif": palette, "gray_key.png": gray, "color_key.png": color}
     for name, image in keyed.items():
-        corner = image.getpixel((0, 0))
-        image.save(folder / name, transparency=corner)
+        image.save(folder / name, transparency=image.getpixel((0, 0)))
     palette.save(folder / "palette_alpha.png", transparency=bytes(range(0, 256, 16)))
     is_transparent = {*transparent, *keyed, "palette_alpha.png", "turned_rgba.png"}
     return {file.name: file.name in is_transparent for file in folder.iterdir()}
@@ -94,10 +90,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def pixels_of_pipelines(file: str) -> torch.Tensor:
-    return torch.from_numpy(np.array(load_image(file))).movedim(-1, 0)  # (3, H, W)
-
-
 def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     rows = load_image_classification(str(folder))["train"]
     assert not unreadable_images(rows, show_progress=False)
@@ -108,7 +100,7 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     read_by_features = {reader[index].file: reader[index].pixels for index in range(len(reader))}
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
-        expected = pixels_of_pipelines(file)
+        expected = torch.from_numpy(np.array(load_image(file))).movedim(-1, 0)  # (3, H, W)
         assert torch.equal(read_uint8(example["image"], 3), expected), file  # augmentations decode images like this
         # Evaluation decodes images like this.
         assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file
@@ -117,6 +109,12 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
         assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file
         gray = torch.from_numpy(np.array(load_image(file).convert("L")))[None]
         assert torch.equal(read_uint8(example["image"], 1), gray), file
+    streamed = stream_image_classification(str(folder), train_val_split=0).first("train", 99, 10)
+    assert len(streamed) == len(rows)
+    for row in streamed:
+        buffer = BytesIO()
+        load_image(row["file"]).save(buffer, "png")
+        assert torch.equal(read_uint8(row["image"], 3), read_uint8(Image.open(buffer), 3)), row["file"]
 
 
 XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
@@ -131,19 +129,24 @@ JPEGS: dict[str, dict[str, Any]] = {
     **{f"turned {turn}": {"exif": {ORIENTATION: turn}} for turn in range(2, 9)},
     XMP_NAME: {"xmp": XMP.encode()},
 }
+CODED = [
+    ("photo", "L"),
+    ("progressive", "L"),
+    ("turned 6", "L"),
+    (XMP_NAME, "L"),
+    ("photo", "CMYK"),
+    ("turned 5", "CMYK"),
+]
 
 
 @needs_torchcodec
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("name", JPEGS)
+@pytest.mark.parametrize(("name", "mode"), [*((name, "RGB") for name in JPEGS), *CODED])
 def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = dict(JPEGS[name])
-    if "exif" in options:
-        options["exif"] = Image.Exif()
-        options["exif"].update(JPEGS[name]["exif"])
+    options, exif = dict(JPEGS[name]), Image.Exif()
+    exif.update(options.pop("exif", {}))
     smooth = Image.fromarray(noise(5, 4, 3)).resize((43, 29)).convert(mode)
     buffer = BytesIO()
-    smooth.save(buffer, "jpeg", **options if mode == "RGB" or name != "as RGB" else {})
+    smooth.save(buffer, "jpeg", **options, **({"exif": exif} if exif else {}))
     decode, shapes = image_inputs._torchcodec(), []
     assert decode is not None, "torchcodec, of the extra `fast`, is missing"
     monkeypatch.setattr(
@@ -170,21 +173,9 @@ def test_what_torchcodec_cannot_decode_is_left_to_pil(monkeypatch: pytest.Monkey
         assert torch.equal(read_image(buffer.getvalue(), num_channels=3), expected)
 
 
-def test_streamed_images_are_seen_so_too(folder: Path) -> None:
-    stream = stream_image_classification(str(folder), train_val_split=0)
-    rows = stream.first("train", 99, 10)
-    assert len(rows) == len(load_image_classification(str(folder))["train"])
-    for row in rows:
-        buffer = BytesIO()
-        load_image(row["file"]).save(buffer, "png")
-        assert torch.equal(read_uint8(row["image"], 3), read_uint8(Image.open(buffer), 3)), row["file"]
-
-
 def test_a_pipeline_gives_the_scores_of_an_evaluation(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = HfViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=4
-    )
+    config = small_config(image_size=16, num_labels=2)
     model = HfViTForImageClassification(config).eval()
     torch.nn.init.normal_(model.classifier.weight)
     processor = HfViTImageProcessor.for_model(config)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +19,7 @@ from hf_vit import (
 from hf_vit.training import train_tokenizer
 
 from ..helpers.fresh import run_without_package
+from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 
@@ -34,10 +34,7 @@ def processor() -> HfViTProcessor:
 
 
 def photos(count: int) -> list[Image.Image]:
-    return [
-        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8))
-        for seed in range(count)
-    ]
+    return [Image.fromarray(noise(40, 50, 3, seed=seed)) for seed in range(count)]
 
 
 def build(processor: HfViTProcessor) -> HfViTForZeroShotImageClassification:
@@ -56,16 +53,13 @@ def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
     assert tokenizer.vocab_size == len(tokenizer) <= 400
     again = train_tokenizer(iter(CAPTIONS * 3), 400, 40)
     assert again.get_vocab() == tokenizer.get_vocab()
-
-
-def test_tokenizers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size=100 must be at least 259"):
         train_tokenizer(CAPTIONS, 100)
     with pytest.raises(ValueError, match="max_length=2 must be at least 3"):
         train_tokenizer(CAPTIONS, 300, 2)
 
 
-def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
+def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path: Path) -> None:
     inputs = processor(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
     assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated texts keep the end-of-text token
@@ -73,11 +67,8 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
     assert torch.equal(inputs["pixel_values"], expected)
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
     assert set(processor(images=photos(1))) == {"pixel_values"}
-    model = build(processor)
-    assert model(**inputs).logits_per_image.shape == (4, 4)
-
-
-def test_options_of_the_text_tower_come_from_the_tokenizer(processor: HfViTProcessor, tmp_path: Path) -> None:
+    assert build(processor)(**inputs).logits_per_image.shape == (4, 4)
+    # Options of the text tower come from the tokenizer.
     tokenizer = processor.tokenizer
     expected = {"vocab_size": len(tokenizer), "eos_token_id": 2, "pooling": "eos", "max_position_embeddings": 40}
     assert processor.text_options() == expected
@@ -106,16 +97,17 @@ def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Pa
             assert (own - other).abs().max() < 0.03
         assert AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() == processor.tokenizer.get_vocab()
         assert AutoImageProcessor.from_pretrained(tmp_path / name).size == processor.image_processor.size
+    # A model without texts has an image processor alone.
+    HfViTForImageClassification(small_config()).save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(small_config()).save_pretrained(tmp_path)
+    assert type(AutoProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
 
 
 def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
     """The cache is empty, and the Hub is not contacted."""
-    hub = {"cache_dir": tmp_path, "local_files_only": True}
-    for open_it in (HfViTForZeroShotImageClassification.from_pretrained, HfViTImageProcessor.from_pretrained):
-        with pytest.raises(
-            OSError, match="There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
-        ):
-            open_it("user/model", **hub)
+    message = "There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
+    with pytest.raises(OSError, match=message):
+        HfViTImageProcessor.from_pretrained("user/model", cache_dir=tmp_path, local_files_only=True)
 
 
 def test_an_image_processor_knows_the_task_of_its_model() -> None:
@@ -135,20 +127,14 @@ def test_labels_of_annotations_keep_the_mask_of_padding() -> None:
     model = HfViTForObjectDetection(small_config()).eval()
     options = {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8}
     annotation = {"annotations": [{"bbox": [2, 2, 9, 9], "category_id": 1}]}
-    image = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
-    features = HfViTImageProcessor(**options, pad_size=32)(image, annotations=annotation, return_tensors="pt")
+    processor = HfViTImageProcessor(**options, pad_size=32)
+    features = processor(noise(20, 40, 3), annotations=annotation, return_tensors="pt")
     with torch.no_grad():
         whole, collated = model(**features), model(features["pixel_values"], labels=features["labels"])
         unmasked = model(features["pixel_values"])
     assert torch.equal(whole.pred_boxes, collated.pred_boxes)
     assert torch.equal(whole.loss, collated.loss)
     assert not torch.equal(whole.pred_boxes, unmasked.pred_boxes)
-
-
-def test_a_model_without_texts_has_an_image_processor_alone(tmp_path: Path) -> None:
-    HfViTForImageClassification(small_config()).save_pretrained(tmp_path)
-    HfViTImageProcessor.for_model(small_config()).save_pretrained(tmp_path)
-    assert type(AutoProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
 
 
 OPEN = """

@@ -15,6 +15,7 @@ from hf_vit import HfViTForObjectDetection, HfViTForSemanticSegmentation, HfViTI
 from hf_vit.model.image_targets import decode_boxes
 
 from ..helpers.fresh import run_without_package
+from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 
@@ -42,8 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options: dict[str, Any] = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8}
     HfViTImageProcessor(**options, window_scale=SCALE).save_pretrained(place / "model")
     for number, size in enumerate(SIZES):
-        noise = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-        Image.fromarray(noise).resize(size).save(place / f"{number}.png")
+        Image.fromarray(noise(9, 9, 3, seed=number)).resize(size).save(place / f"{number}.png")
     return place
 
 
@@ -68,34 +68,31 @@ def segment_by_hand(folder: Path, number: int) -> np.ndarray:
     return resized[0].argmax(dim=0).numpy()
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_pipelines_segment_windows_as_a_plain_loop_does(batch_size: int, folder: Path) -> None:
-    segment = pipeline("image-segmentation", model=str(folder / "model"), batch_size=batch_size)
-    answers = segment([str(folder / f"{number}.png") for number in range(len(SIZES))], subtask="semantic")
-    for number, answer in enumerate(answers):
-        expected = segment_by_hand(folder, number)
-        found = np.zeros_like(expected) - 1
-        for part in answer:
-            found[np.asarray(part["mask"]) > 0] = segment.model.config.label2id[part["label"]]
-        assert (found == expected).mean() > 0.999  # rounding may decide ties
-    segment.image_processor.window_scale = None
-    plain = segment(str(folder / "0.png"), subtask="semantic")
-    model, processor = segment.model, segment.image_processor
-    inputs = processor(Image.open(folder / "0.png"), return_tensors="pt")
-    with torch.no_grad():
-        (expected,) = processor.post_process_semantic_segmentation(model(**inputs), [(90, 70)])
-    for part in plain:
-        assert ((np.asarray(part["mask"]) > 0) == (expected == model.config.label2id[part["label"]]).numpy()).all()
-    assert not (segment_by_hand(folder, 0) == expected.numpy()).all()
-
-
-def test_windows_travel(folder: Path, tmp_path: Path) -> None:
-    process = run_without_package(OPEN, tmp_path, str(folder / "model"), str(folder / "0.png"))
-    found, scale = json.loads(process.stdout.splitlines()[-1])
+def test_pipelines_segment_windows_as_a_plain_loop_does(folder: Path, tmp_path: Path) -> None:
     segment = pipeline("image-segmentation", model=str(folder / "model"))
-    own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(str(folder / "0.png"), subtask="semantic")}
-    assert found == own
-    assert scale == SCALE
+    files = [str(folder / f"{number}.png") for number in range(len(SIZES))]
+    by_hand = [segment_by_hand(folder, number) for number in range(len(SIZES))]
+    label2id = segment.model.config.label2id
+    for batch_size in (1, 4):
+        answers = segment(files, subtask="semantic", batch_size=batch_size)
+        for expected, answer in zip(by_hand, answers, strict=True):
+            found = np.zeros_like(expected) - 1
+            for part in answer:
+                found[np.asarray(part["mask"]) > 0] = label2id[part["label"]]
+            assert (found == expected).mean() > 0.999  # rounding may decide ties
+    # Windows travel with a saved folder.
+    process = run_without_package(OPEN, tmp_path, str(folder / "model"), files[0])
+    own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(files[0], subtask="semantic")}
+    assert json.loads(process.stdout.splitlines()[-1]) == [own, SCALE]
+
+    segment.image_processor.window_scale = None
+    inputs = segment.image_processor(Image.open(files[0]), return_tensors="pt")
+    with torch.no_grad():
+        outputs = segment.model(**inputs)
+    (expected,) = segment.image_processor.post_process_semantic_segmentation(outputs, [(90, 70)])
+    for part in segment(files[0], subtask="semantic"):
+        assert ((np.asarray(part["mask"]) > 0) == (expected == label2id[part["label"]]).numpy()).all()
+    assert not (by_hand[0] == expected.numpy()).all()
 
 
 def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused() -> None:
@@ -112,9 +109,8 @@ def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused() ->
 
 
 def test_one_box_for_an_object_of_whatever_class(tmp_path: Path) -> None:
-    model = HfViTForObjectDetection(
-        small_config(num_labels=3, detection_config={"decoder": "queries", "num_queries": 6})
-    )
+    detection = {"decoder": "queries", "num_queries": 6}
+    model = HfViTForObjectDetection(small_config(num_labels=3, detection_config=detection))
     draw_weights(model)
     model.save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(model, nms_threshold=0.5, class_agnostic_nms=True).save_pretrained(tmp_path)
@@ -122,13 +118,12 @@ def test_one_box_for_an_object_of_whatever_class(tmp_path: Path) -> None:
     boxes = torch.tensor([[[0.3, 0.3, 0.4, 0.4], [0.31, 0.3, 0.4, 0.4], [0.8, 0.8, 0.2, 0.2]]])
     scores = torch.tensor([[[0.9, 0.0, 0.0], [0.1, 0.8, 0.0], [0.0, 0.0, 0.7]]])
     outputs = {"probabilities": scores, "pred_boxes": boxes}
-    kept = [(None, [0, 2]), (True, [0, 2]), (False, [0, 1, 2])]
-    for is_agnostic, labels in kept:
+    for is_agnostic, labels in ((None, [0, 2]), (True, [0, 2]), (False, [0, 1, 2])):
         (found,) = processor.post_process_object_detection(outputs, 0.05, class_agnostic_nms=is_agnostic)
         assert found["labels"].tolist() == labels
     (found,) = processor.post_process_object_detection(outputs, 0.05)
     assert torch.allclose(found["boxes"], decode_boxes(boxes[0, [0, 2]], (1, 1), (0.0, 0.0, 1.0, 1.0)))
-    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+    photo = Image.fromarray(noise(40, 50, 3))
     detect = pipeline("object-detection", model=str(tmp_path), threshold=0.0)
     with torch.no_grad():
         outputs = detect.model(**processor(photo, return_tensors="pt"))

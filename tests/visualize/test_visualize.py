@@ -2,10 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from io import BytesIO
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def holds(part: np.ndarray, color: np.ndarray) -> bool:
     return bool((np.abs(part.astype(int) - color) <= 1).all(axis=-1).mean() > 0.05)
 
 
-def test_palette_is_fixed_and_its_colors_differ() -> None:
+def test_palettes_are_fixed_and_near_is_bright() -> None:
     palette = segmentation_palette(150)
     assert palette[:3].tolist() == [[0, 114, 178], [230, 159, 0], [0, 158, 115]]
     for num_labels in (0, 1, 6, 20):
@@ -59,6 +58,19 @@ def test_palette_is_fixed_and_its_colors_differ() -> None:
     assert len(np.unique(palette, axis=0)) == 150
     distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GRAY], axis=-1)
     assert np.sort(distances, axis=1)[:, 1].min() > 50
+    # Near is bright and invalid is gray.
+    depth = np.array([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]])
+    colors = apply_color_map(depth, is_valid(depth), (1, 3), DEPTH_COLORS)
+    assert colors.shape == (2, 4, 3)
+    assert colors.dtype == np.uint8
+    brightness = colors[0].astype(int).sum(axis=-1)
+    assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
+    assert (colors[1] == GRAY).all()
+    depth = np.array([[2.0, 3.0, 0.0]])
+    with warnings.catch_warnings(action="error"):
+        flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]  # constant depth has no range
+    assert (flat[0] == flat[1]).all()
+    assert (flat[2] == GRAY).all()
 
 
 @pytest.mark.parametrize("opacity", [1.0, 0.25])
@@ -75,16 +87,26 @@ def test_overlay_gives_each_class_its_color_and_shows_the_image_through(opacity:
         assert np.array_equal(overlay_segmentation(same, labels, PALETTE, opacity), picture)
 
 
-def test_images_that_cannot_be_drawn_on_are_refused() -> None:
+def test_images_and_predictions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"size 60x60 \(height x width\), but its segmentation has 40x80"):
         overlay_segmentation(BLACK, np.zeros((40, 80)), PALETTE)
     with pytest.raises(ValueError, match=r"uint8, not Tensor \(3, 4, 4\) of torch.float32"):
         overlay_segmentation(torch.rand(3, 4, 4), np.zeros((4, 4)), PALETTE)
     with pytest.raises(ValueError, match="There is no image to draw"):
         draw_segmentation([], [], [], NAMES, "no.png")
+    segments, file = {"masks": np.zeros((1, 40, 80)), "class_labels": [0]}, tmp_path / "no.png"
+    for draw in (
+        lambda: draw_depth([BLACK], [np.ones((40, 80))], None, file),
+        lambda: draw_segmentation([BLACK], [np.ones((40, 80))], None, NAMES, file),
+        lambda: draw_panoptic([BLACK], [segments], None, NAMES, file),
+    ):
+        with pytest.raises(ValueError, match=r"size 60x60 .* has 40x80\. Resize it to the image size"):
+            draw()
 
 
-def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_path: Path) -> None:
+def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     targets, predictions = [np.full((60, 60), 1), np.full((40, 80), 255)], [np.full((60, 60), 2), np.zeros((40, 80))]
     for name in ("picture.png", "picture.svg"):
         draw_segmentation([BLACK, WIDE], predictions, targets, NAMES, tmp_path / name)
@@ -94,6 +116,13 @@ def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_p
         assert all(holds(part, 0.7 * color) for color in seen)
         assert not holds(part, 0.7 * unseen)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
+    # A figure in memory is drawn once.
+    drawn, draw, file = [], Figure.draw, BytesIO()
+    monkeypatch.setattr(Figure, "draw", lambda self, renderer: drawn.append(self) or draw(self, renderer))
+    draw_segmentation([Image.new("RGB", (40, 30))], [np.zeros((30, 40), dtype=int)], None, ["sky"], file)
+    assert len(drawn) == 1
+    with Image.open(file) as picture:
+        assert picture.format == "PNG"
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((60, 60), 4), ((40, 80), 8), ((90, 30), 2)])
@@ -109,43 +138,26 @@ def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], row
     assert rows <= MAX_ROWS
 
 
-@pytest.mark.parametrize("size", [(128, 168), (480, 380), (960, 500)])
-def test_any_number_of_tiles_has_its_pages(size: tuple[int, int]) -> None:
-    for count in range(1, 101):
-        tiles = [Image.new("RGB", size, "blue") for _ in range(count)]
-        pages = arrange_pages(tiles)
-        blue = sum(int((np.asarray(page) == (0, 0, 255)).all(axis=-1).sum()) for page in pages)
+def test_any_number_of_tiles_has_its_pages() -> None:
+    counts = (*range(1, 13), 19, 40, 77, 100)
+    for size, count in product([(128, 168), (480, 380), (960, 500)], counts):
+        pages = arrange_pages([Image.new("RGB", size, "blue")] * count)
+        blue = sum(number for page in pages for number, color in page.getcolors() if color == (0, 0, 255))
         assert blue == count * size[0] * size[1]
         assert all(max(page.size) <= MAX_SIDE for page in pages)
-
-
-def test_a_figure_in_memory_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    draw = Figure.draw
-    monkeypatch.setattr(Figure, "draw", lambda self, renderer: drawn.append(self) or draw(self, renderer))
-    file = BytesIO()
-    draw_segmentation([Image.new("RGB", (40, 30))], [np.zeros((30, 40), dtype=int)], None, ["sky"], file)
-    assert len(drawn) == 1
-    with Image.open(file) as picture:
-        assert picture.format == "PNG"
-
-
-@pytest.mark.parametrize(("size", "count", "pages"), [((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)])
-def test_a_sheet_fits_a_screen_or_continues_on_the_next(size: tuple[int, int], count: int, pages: int) -> None:
-    colors = [(1 + number, 0, 0) for number in range(count)]
-    sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
-    assert len(sheets) == pages
-    assert all(max(sheet.size) <= 1600 for sheet in sheets)
-    seen = [color for sheet in sheets for _, color in sorted(sheet.getcolors(), key=lambda entry: entry[1])]
-    assert [color for color in seen if color != (255, 255, 255)] == colors
+    # A sheet fits a screen, or continues on the next.
+    for size, count, pages in (((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)):
+        colors = [(1 + number, 0, 0) for number in range(count)]
+        sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
+        assert len(sheets) == pages
+        assert all(max(sheet.size) <= 1600 for sheet in sheets)
+        seen = [color for sheet in sheets for _, color in sorted(sheet.getcolors(), key=lambda entry: entry[1])]
+        assert [color for color in seen if color != (255, 255, 255)] == colors
 
 
 def test_a_line_is_as_wide_as_there_is_room() -> None:
-    for line in (
-        "cat (97 %)",
-        "Staffordshire bullterrier (97 %)",
-        "a very long name of a class that nobody reads (97 %)",
-    ):
+    lines = ("cat (97 %)", "Staffordshire bullterrier (97 %)", "a very long name of a class that nobody reads (97 %)")
+    for line in lines:
         fitted, font = fit_line(line, 128, 14)
         assert font.getlength(fitted) <= 128
         assert (fitted == line) == (len(line) < 40)
@@ -157,14 +169,8 @@ def test_a_line_is_as_wide_as_there_is_room() -> None:
     assert not letters[:, -1].any()
 
 
-def boxes(*places: tuple[slice, slice]) -> np.ndarray:
-    masks = np.zeros((len(places), 60, 60), dtype=bool)
-    for mask, place in zip(masks, places, strict=True):
-        mask[place] = True
-    return masks
-
-
-MASKS = boxes(np.s_[:, :30], np.s_[10:50, 32:58], np.s_[0:2, 40:42])
+MASKS = np.zeros((3, 60, 60), dtype=bool)
+MASKS[0, :, :30] = MASKS[1, 10:50, 32:58] = MASKS[2, 0:2, 40:42] = True
 
 
 def test_segments_have_their_color_and_an_outline() -> None:
@@ -192,9 +198,8 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
     }
     for name, prediction in predictions.items():
         draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.svg")
-        titles = ["image", "truth", "prediction"]
-        written = sorted([*titles, "unseen", "sky 0.75", "$5_$ 0.50", *NAMES])
-        assert sorted(texts(tmp_path / f"{name}.svg")) == written
+        written = ["image", "truth", "prediction", "unseen", "sky 0.75", "$5_$ 0.50", *NAMES]
+        assert sorted(texts(tmp_path / f"{name}.svg")) == sorted(written)
         draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.png")
     panoptic, instances = (columns(tmp_path / f"{name}.png", 1)[0] for name in predictions)
     assert np.array_equal(panoptic, instances)
@@ -203,39 +208,17 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
     assert texts(tmp_path / "empty.svg") == ["image", "prediction"]
 
 
-def color_depth(values: list[list[float]], lowest: float, highest: float) -> np.ndarray:
-    depth = np.array(values)
-    return apply_color_map(depth, is_valid(depth), (lowest, highest), DEPTH_COLORS)
-
-
-def test_near_is_bright_and_invalid_is_gray() -> None:
-    colors = color_depth([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]], lowest=1, highest=3)
-    assert colors.shape == (2, 4, 3)
-    assert colors.dtype == np.uint8
-    brightness = colors[0].astype(int).sum(axis=-1)
-    assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
-    assert (colors[1] == GRAY).all()
-    with warnings.catch_warnings(action="error"):
-        flat = color_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # constant depth has no range
-    assert (flat[0] == flat[1]).all()
-    assert (flat[2] == GRAY).all()
-
-
 def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> None:
     truth = np.linspace(1, 5, 60)[:, None].repeat(60, axis=1)
     truth[:, 40:] = np.nan
     wrong = np.where(np.arange(60) < 20, 2 * truth, truth)
     pictures = {}
+    flat = np.ones((40, 80))
     for name, prediction in {"right": np.nan_to_num(truth), "wrong": wrong}.items():
-        for suffix in ("png", "svg"):
-            draw_depth(
-                [BLACK, WIDE],
-                [prediction, np.ones((40, 80))],
-                [truth, np.ones((40, 80))],
-                tmp_path / f"{name}.{suffix}",
-            )
+        draw_depth([BLACK, WIDE], [prediction, flat], [truth, flat], tmp_path / f"{name}.png")
         pictures[name] = columns(tmp_path / f"{name}.png", 1)[0]
-    written = texts(tmp_path / "right.svg")
+    draw_depth([BLACK, WIDE], [wrong, flat], [truth, flat], tmp_path / "wrong.svg")
+    written = texts(tmp_path / "wrong.svg")
     words = [text for text in written if text.isalpha()]
     assert words == ["image", "truth", "prediction", "meters", "error", "meters"]
     assert written.count("share of the truth") == 2
@@ -254,33 +237,12 @@ def test_depth_without_a_common_scale_or_truth_has_no_error(relative: bool, tmp_
     words = [text for text in texts(tmp_path / "alone.svg") if text.isalpha()]
     assert words == ["image", "prediction", *(["far", "near", "relative"] if relative else ["meters"])]
     draw_depth([BLACK], [1 / values], [values], tmp_path / "both.png", relative=True)
-    truth, prediction = columns(tmp_path / "both.png", 3)[1:]
-    assert np.unique(truth.reshape(-1, 3), axis=0).shape[0] > 50
-    assert np.unique(prediction.reshape(-1, 3), axis=0).shape[0] > 50
-
-
-@pytest.mark.parametrize("invalid", [0.0, math.nan])
-def test_depth_without_a_valid_pixel_is_drawn(invalid: float, tmp_path: Path) -> None:
-    depth = np.full((60, 60), invalid)
-    for relative in (False, True):
-        draw_depth([BLACK], [np.zeros((60, 60))], [depth], tmp_path / "picture.png", relative=relative)
-        assert holds(columns(tmp_path / "picture.png", 1)[0], GRAY)
-
-
-@pytest.mark.parametrize(
-    ("draw", "prediction"),
-    [
-        (lambda *inputs: draw_depth(*inputs), np.ones((40, 80))),
-        (lambda *inputs: draw_segmentation(*inputs[:3], NAMES, inputs[3]), np.ones((40, 80))),
-        (
-            lambda *inputs: draw_panoptic(*inputs[:3], NAMES, inputs[3]),
-            {"masks": np.zeros((1, 40, 80)), "class_labels": [0]},
-        ),
-    ],
-)
-def test_a_prediction_of_another_size_is_refused(draw: Callable[..., None], prediction: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"size 60x60 .* has 40x80\. Resize it to the image size"):
-        draw([BLACK], [prediction], None, tmp_path / "no.png")
+    for part in columns(tmp_path / "both.png", 3)[1:]:
+        assert np.unique(part.reshape(-1, 3), axis=0).shape[0] > 50
+    # Without a valid pixel, all is gray.
+    invalid = np.full((60, 60), 0.0 if relative else math.nan)
+    draw_depth([BLACK], [np.zeros((60, 60))], [invalid], tmp_path / "picture.png", relative=relative)
+    assert holds(columns(tmp_path / "picture.png", 1)[0], GRAY)
 
 
 def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
@@ -306,10 +268,7 @@ def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted
     for picture, expected in ((seen, (255, 255)), (left, (128, 255)), (filled, (64, 255))):
         found = [picture[middle, place] for place in (quarter, 3 * quarter)]
         np.testing.assert_allclose(found, [[level] * 3 for level in expected], atol=1)
-
-
-def test_a_reconstruction_of_several_bands_shows_the_first(tmp_path: Path) -> None:
-    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)
+    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)  # of several bands, the first is shown
     draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
     draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "gray.png")
     assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "gray.png").read_bytes()

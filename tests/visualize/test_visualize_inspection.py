@@ -13,14 +13,9 @@ from hf_vit.commands.visualize import kinds_of, open_for_inspection
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
-from hf_vit.visualize.patches import (
-    draw_attention,
-    draw_feature_colors,
-    draw_heat,
-    mosaic,
-    overlay_heat,
-)
+from hf_vit.visualize.patches import draw_attention, draw_feature_colors, draw_heat, mosaic, overlay_heat
 
+from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.options import call_command
 from .test_visualize import columns, holds, texts
@@ -65,17 +60,14 @@ def test_the_patch_that_is_meant_is_marked(patch: tuple[int, int], tmp_path: Pat
     assert changed[:, middle:].any()  # the patch is marked in the other panel too
 
 
-def test_a_mosaic_puts_maps_into_rows_and_columns() -> None:
+def test_maps_stand_in_rows_and_columns(tmp_path: Path) -> None:
     maps = np.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
     whole = mosaic(maps)
     assert whole.shape == (2 * 3 - 1, 3 * 5 - 1)
-    for row in range(2):
-        for column in range(3):
-            assert np.array_equal(whole[3 * row : 3 * row + 2, 5 * column : 5 * column + 4], maps[row, column])
+    for row, column in np.ndindex(2, 3):
+        assert np.array_equal(whole[3 * row : 3 * row + 2, 5 * column : 5 * column + 4], maps[row, column])
     assert np.isnan(whole).sum() == whole.size - maps.size
-
-
-def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path: Path) -> None:
+    # Attention has a row for each layer and a column for each head.
     maps = np.random.default_rng(0).random((5, 4, 2, 3))
     draw_attention(GRAY, maps, tmp_path / "attention.svg")
     written = texts(tmp_path / "attention.svg")
@@ -84,9 +76,7 @@ def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path:
     draw_attention(GRAY, maps, tmp_path / "attention.png")
     draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
-
-
-def test_patches_have_their_colors(tmp_path: Path) -> None:
+    # Patches have their colors.
     colors = torch.tensor([[[1.0, 0, 0], [0, 0, 1]], [[1, 1, 0], [0, 1, 0]]])
     draw_feature_colors([GRAY, GRAY[:, :300]], [colors, colors], tmp_path / "pca.png")
     (_, patches) = columns(tmp_path / "pca.png", 2)
@@ -106,10 +96,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
-    generator = np.random.default_rng(0)
     (folder / "photos").mkdir()
     for name, shape in {"a": (60, 90, 3), "b": (90, 50, 3)}.items():
-        Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)).save(folder / "photos" / f"{name}.png")
+        Image.fromarray(noise(*shape)).save(folder / "photos" / f"{name}.png")
     return folder
 
 
@@ -131,7 +120,7 @@ def test_the_script_draws_all_kinds_that_a_model_has(
     assert kinds_of(without_table) == ["attention", "rollout", "similarity", "pca"]
 
 
-def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path, tmp_path: Path) -> None:
+def test_the_script_searches_a_whole_photo_for_a_class_or_from_a_point(workplace: Path, tmp_path: Path) -> None:
     options = ["--kinds", "saliency", "--image_size", "48", "--class_name", "dog"]
     inspect(workplace, "pets", tmp_path, *options, photos="photos/a.png")
     model = HfViTForImageClassification.from_pretrained(workplace / "pets").eval()
@@ -141,32 +130,25 @@ def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path
     assert heat.shape == (6, 9)
     draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
-
-
-def test_a_point_changes_what_attends_and_what_is_compared(workplace: Path, tmp_path: Path) -> None:
-    kinds, photo = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
-    written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photo)
-    assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photo) == written
+    # A point changes what attends and what is compared.
+    kinds, photos = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
+    written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photos)
+    assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photos) == written
     for name in written:
         assert not np.array_equal(read(tmp_path / "whole" / name), read(tmp_path / "point" / name))
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
+def test_what_cannot_be_drawn_is_said_in_one_line(workplace: Path, tmp_path: Path) -> None:
+    for model, options, message in (
         ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation does not predict a class"),
         ("pets", ["--kinds", "saliency", "--class_name", "cow"], "has no class 'cow'. Its classes include cat, dog"),
         ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside of the image of 50 x 90"),
         ("pets", ["--image_size", "0"], "image_size=0 must be at least 1"),
         ("nothing", [], "nothing"),
-    ],
-)
-def test_what_cannot_be_drawn_is_said_in_one_line(
-    model: str, options: list[str], message: str, workplace: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit, match=message) as stopped:
-        inspect(workplace, model, tmp_path, *options)
-    assert "\n" not in str(stopped.value)
+    ):
+        with pytest.raises(SystemExit, match=message) as stopped:
+            inspect(workplace, model, tmp_path, *options)
+        assert "\n" not in str(stopped.value)
 
 
 def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplace: Path, tmp_path: Path) -> None:
@@ -177,9 +159,10 @@ def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplac
     }
     for name, model in published.items():
         model.save_pretrained(tmp_path / name)
-    folders = [workplace / "rooms", tmp_path / "classifier", tmp_path / "encoder"]
-    for folder, expected in zip(
-        folders, (HfViTForDepthEstimation, HfViTForImageClassification, HfViTModel), strict=True
+    for folder, expected in (
+        (workplace / "rooms", HfViTForDepthEstimation),
+        (tmp_path / "classifier", HfViTForImageClassification),
+        (tmp_path / "encoder", HfViTModel),
     ):
         model, processor = open_for_inspection(str(folder), 40)
         assert (type(model), model.training, model.config._attn_implementation) == (expected, False, "eager")
@@ -187,9 +170,7 @@ def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplac
         assert pixel_values.shape == (1, 3, 40, 64)
         (attention,) = record_attention(model, pixel_values)
         assert attention.grid == (5, 8)
-
-
-def test_a_processor_that_bounds_the_less_scaled_side_sees_whole_photos_too() -> None:
+    # A processor that bounds the less scaled side sees whole photos, too.
     start = HfViTImageProcessor(size={"height": 32, "width": 32}, keep_aspect_ratio=True, ensure_multiple_of=8)
     whole = whole_image_processor(start, small_config(), keep_aspect_ratio=True)
     assert whole(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values.shape == (1, 3, 32, 48)

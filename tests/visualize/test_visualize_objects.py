@@ -46,17 +46,12 @@ def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> No
     assert written.any(axis=1).sum() > side / 40
 
 
-def test_an_image_of_any_kind_and_boxes_on_any_device_are_drawn() -> None:
+def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None:
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
-    same = draw_boxes(
-        Image.fromarray(GRAY), torch.tensor(BOXES), torch.tensor(LABELS), NAMES, torch.tensor([0.5, 0.25])
-    )
-    assert np.array_equal(same, expected)
+    boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
+    assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
     assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores, the labels differ
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
-
-
-def test_the_surest_box_is_on_top_and_small_ones_are_not_covered() -> None:
     for scores in ([0.9, 0.1], [0.1, 0.9]):
         picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
         top = int(np.argmax(scores))
@@ -69,12 +64,9 @@ def test_the_surest_box_is_on_top_and_small_ones_are_not_covered() -> None:
 
 def test_detections_stand_beside_the_truth_without_the_unsure(tmp_path: Path) -> None:
     target = {"boxes": BOXES[:1], "class_labels": [0]}
-    prediction = {
-        "boxes": torch.tensor(BOXES),
-        "class_labels": torch.tensor([1, 2]),
-        "scores": torch.tensor([0.9, 0.2]),
-    }
-    nothing = {"boxes": torch.zeros(0, 4), "class_labels": torch.zeros(0, dtype=torch.long), "scores": torch.zeros(0)}
+    prediction = {"boxes": BOXES, "class_labels": [1, 2], "scores": [0.9, 0.2]}
+    prediction = {name: torch.tensor(values) for name, values in prediction.items()}
+    nothing = {name: values[:0] for name, values in prediction.items()}
     for name in ("picture.png", "picture.svg"):
         draw_detections([GRAY, GRAY], [prediction, nothing], [target, target], NAMES, tmp_path / name)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", *NAMES[:2]]
@@ -98,25 +90,20 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
     # The keypoint is the center of the pixel in the corner.
     tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
+    # Several objects in one image.
+    both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
+    for shift in (0, 150):
+        assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
 
 
-def test_keypoints_that_are_not_labeled_are_not_drawn() -> None:
+def test_keypoints_without_label_are_not_drawn_and_those_of_low_score_are_faint() -> None:
     picture = draw_keypoints(GRAY, POINTS, visibility=[2, 1, 0], skeleton=[(0, 2)])
     assert not has(picture, PALETTE[2])
     assert is_like(picture, 300, 100, np.full(3, 255))
     assert not is_like(picture, 100, 100, np.full(3, 255))
-
-
-def test_keypoints_of_low_score_are_faint() -> None:
     picture = draw_keypoints(GRAY, POINTS, scores=[1, 0.5, 0])
     assert [has(picture, color) for color in PALETTE] == [True, False, False]
     assert is_like(picture, *POINTS[2], 0.4 * PALETTE[2] + 0.6 * 200)
-
-
-def test_several_objects_are_drawn_into_one_image() -> None:
-    both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
-    for shift in (0, 150):
-        assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
 
 
 def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path) -> None:
@@ -137,13 +124,11 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [unsure], None, [], tmp_path / "sure.png", threshold=0.5)
     (alone,) = columns(tmp_path / "sure.png", 2)[1:]
     assert [has(Image.fromarray(alone), color) for color in PALETTE[[0, 1]]] == [True, False]
-
-
-def test_a_keypoint_far_off_is_in_the_picture(tmp_path: Path) -> None:
+    # A keypoint far off is in the picture.
     target = {"keypoints": np.array([[300.0, 200, 2]]), "box": [290, 190, 310, 210]}
     prediction = {"keypoints": np.array([[30.0, 30]]), "scores": np.ones(1)}
-    draw_poses([GRAY], [prediction], [target], [], tmp_path / "picture.png")
-    assert has(Image.fromarray(columns(tmp_path / "picture.png", 3)[2]), PALETTE[0])
+    draw_poses([GRAY], [prediction], [target], [], tmp_path / "far.png")
+    assert has(Image.fromarray(columns(tmp_path / "far.png", 3)[2]), PALETTE[0])
 
 
 def test_precision_recall_shows_each_class_and_the_mean(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Recorded attention equals that of the model, and derived maps equal plain loops."""
+"""Maps of patches: attention equals that of the model, colors and similarities equal scikit-learn and plain loops."""
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from hf_vit import (
@@ -17,9 +19,17 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.visualize import attention_maps, attention_rollout, gradient_rollout, record_attention
+from hf_vit.visualize import (
+    attention_maps,
+    attention_rollout,
+    feature_colors,
+    gradient_rollout,
+    patch_features,
+    patch_similarity,
+    record_attention,
+)
 from hf_vit.visualize.attention import Attention
-from hf_vit.visualize.patches import patch_at
+from hf_vit.visualize.patches import patch_at, principal_components
 
 from ..helpers.models import VARIANTS, pixels, small_config
 
@@ -37,33 +47,17 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
     return model.eval()
 
 
-def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
-    """Return random attention of two heads for a CLS token, a register and patches."""
-    num_tokens = 2 + grid[0] * grid[1]
-    weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
-    return Attention((3 * weights).softmax(-1), grid, 2, torch.eye(num_tokens).double()[0])
-
-
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the values and the results (B, heads, L, d) of each layer."""
     seen: list[list[Tensor]] = []
 
-    def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
-        value = qkv.chunk(3, dim=-1)[2]
-        seen.append([value])
-
     for layer in model.base_model.encoder.layers:
-        layer.attention.qkv.register_forward_hook(note_value)
+        layer.attention.qkv.register_forward_hook(lambda *args: seen.append([args[2].chunk(3, dim=-1)[2]]))
         layer.attention.projection.register_forward_pre_hook(lambda _, inputs: seen[-1].append(inputs[0]))
     model(**inputs)
     biases = [layer.attention.value_bias for layer in model.base_model.encoder.layers]
-    return [
-        tuple(
-            states.unflatten(-1, (4, 8)).transpose(1, 2)
-            for states in (value if bias is None else value + bias, result)
-        )
-        for (value, result), bias in zip(seen, biases, strict=True)
-    ]
+    pairs = [(value + (0 if bias is None else bias), out) for (value, out), bias in zip(seen, biases, strict=True)]
+    return [tuple(states.unflatten(-1, (4, 8)).transpose(1, 2) for states in pair) for pair in pairs]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -94,9 +88,8 @@ def test_an_image_in_a_padded_batch_is_as_alone() -> None:
     assert (padded.grid, padded.num_prefix) == (own.grid, own.num_prefix)
     torch.testing.assert_close(padded.weights, own.weights)
     torch.testing.assert_close(padded.pooled, own.pooled)
-    torch.testing.assert_close(
-        gradient_rollout(model, images, patch_attention_mask=mask)[0], gradient_rollout(model, alone)[0]
-    )
+    heat = gradient_rollout(model, images, patch_attention_mask=mask)[0]
+    torch.testing.assert_close(heat, gradient_rollout(model, alone)[0])
 
 
 @pytest.mark.parametrize("model_class", [HfViTForUniversalSegmentation, HfViTForObjectDetection])
@@ -143,27 +136,22 @@ def test_an_image_is_summed_up_by_what_the_model_pools(options: dict[str, Any], 
     for token, share in expected.items():
         shares[token] = share
     torch.testing.assert_close(recorded.pooled, shares)
+    (half,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
+    assert (half.weights.dtype, half.pooled.dtype) == (torch.float32, torch.float32)
 
 
-def test_half_precision_is_recorded_in_float32() -> None:
-    config = small_config()
-    (recorded,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
-    assert (recorded.weights.dtype, recorded.pooled.dtype) == (torch.float32, torch.float32)
-
-
-def test_maps_show_what_one_patch_or_the_cls_token_attends_to() -> None:
-    attention = by_hand()
+def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> None:
+    # Of two heads in three layers, for a CLS token, a register and 2 x 3 patches.
+    weights = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    attention = Attention((3 * weights).softmax(-1), (2, 3), 2, torch.eye(8).double()[0])
     for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
         maps = attention_maps(attention, patch)
         assert maps.shape == (3, 2, 2, 3)
-        for row in range(2):
-            for column in range(3):
-                looked = attention.weights[:, :, token, 2 + 3 * row + column]
-                torch.testing.assert_close(maps[:, :, row, column], looked)
-
-
-def test_rollout_is_the_product_of_matrices() -> None:
-    attention = by_hand()
+        for row, column in np.ndindex(2, 3):
+            torch.testing.assert_close(maps[:, :, row, column], attention.weights[:, :, token, 2 + 3 * row + column])
+    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
+        attention_maps(attention, (2, 0))
+    # A rollout is the product of matrices.
     product = torch.eye(8).double()
     for layer in attention.weights:
         product = (layer.mean(0) + torch.eye(8)) / 2 @ product
@@ -224,12 +212,12 @@ def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest
     assert not torch.allclose(others[0], expected[0])
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean"])
-def test_nothing_speaks_for_a_class_that_all_images_have_alike(pooling: str) -> None:
-    model = HfViTForImageClassification(small_config(pooling=pooling)).eval()
-    torch.nn.init.zeros_(model.classifier.weight)
-    (heat,) = gradient_rollout(model, pixels(model.config, 1), [0])
-    assert torch.equal(heat, torch.zeros(4, 4))
+def test_nothing_speaks_for_a_class_that_all_images_have_alike() -> None:
+    for pooling in ("cls", "mean", "cls_mean"):
+        model = HfViTForImageClassification(small_config(pooling=pooling)).eval()
+        torch.nn.init.zeros_(model.classifier.weight)
+        (heat,) = gradient_rollout(model, pixels(model.config, 1), [0])
+        assert torch.equal(heat, torch.zeros(4, 4))
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:
@@ -243,14 +231,69 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
-        attention_maps(by_hand(), (2, 0))
-
-
-def test_a_point_lies_on_one_patch_or_outside() -> None:
+    # A point lies on one patch or outside.
     assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
     for point in ((640, 0), (0, 427), (-1, 5)):
         with pytest.raises(ValueError, match="outside of the image of 640 x 427 pixels"):
             patch_at(point, (427, 640), (2, 3))
+
+
+def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
+    """Return image features with a different standard deviation in each dimension."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*grid, size, generator=generator).double() * torch.arange(1, size + 1) + 5 for grid in grids]
+
+
+def project(rows: np.ndarray, count: int) -> np.ndarray:
+    """Project rows on scikit-learn's components, with signs that make the largest entries positive."""
+    pca = PCA(count, svd_solver="full").fit(rows)
+    largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
+    return pca.transform(rows) * np.sign(largest[:, 0])
+
+
+def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> None:
+    config = small_config("registers")
+    model = HfViTForDepthEstimation(config).eval()
+    images, mask = pixels(config, 2, (3, 4)), torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[0, 2:], mask[0, :, 3:] = False, False
+    first, second = patch_features(model, images, mask)
+    assert (first.shape, second.shape) == ((2, 3, 32), (3, 4, 32))
+    hidden_states = model.base_model(images, patch_attention_mask=mask).last_hidden_state
+    for row, column in np.ndindex(2, 3):
+        torch.testing.assert_close(first[row, column], hidden_states[0, 4 + 4 * row + column])
+    torch.testing.assert_close(first, patch_features(model, images[:1, :, :16, :24])[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
+        patch_features(model.train(), images)
+
+
+def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all_images() -> None:
+    (features,) = random_features((3, 4))
+    similarity = patch_similarity(features, (1, 2))
+    assert similarity.shape == (3, 4)
+    for place in np.ndindex(3, 4):
+        first, second = features[1, 2], features[place]
+        expected = (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
+        assert float(similarity[place]) == pytest.approx(float(expected))
+    with pytest.raises(ValueError, match=r"no patch \(0, 4\)"):
+        patch_similarity(features, (0, 4))
+    features = random_features((3, 4), (5, 2))
+    rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
+    values = project(rows, 3)
+    expected = (values - values.min(0)) / (values.max(0) - values.min(0))
+    first, second = feature_colors(features)
+    np.testing.assert_allclose(first, expected[:12].reshape(3, 4, 3), atol=1e-9)
+    np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
+    assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
+    with pytest.raises(ValueError, match="3 patches with 6 features"):
+        feature_colors(random_features((1, 3)))
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (4, 6)])
+def test_principal_components_are_scikit_learns(shape: tuple[int, int]) -> None:
+    rows = random_features((shape[0], 1), size=shape[1])[0][:, 0]
+    components = principal_components(rows, 3)
+    expected = PCA(3, svd_solver="full").fit(rows.numpy())
+    np.testing.assert_allclose(components.abs(), np.abs(expected.components_), atol=1e-9)
+    assert bool((components.gather(1, components.abs().argmax(1, keepdim=True)) > 0).all())

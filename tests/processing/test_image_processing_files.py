@@ -1,0 +1,286 @@
+"""Image processors in files: saved ones with and without the package or torchvision, and those of other libraries."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoImageProcessor, CLIPImageProcessor, ViTImageProcessor
+
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
+from hf_vit.convert import load_image_processor
+from hf_vit.convert.image_processor import image_processor_options, timm_image_processor_options
+
+from ..convert.test_convert_image_processor import PUBLISHED, TIMM
+from ..helpers.fresh import run_python, run_with_package, run_without_package
+from ..helpers.hub import serve
+from ..helpers.images import BACKENDS, noise
+from ..helpers.processes import ROOT
+
+
+AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
+OPTIONS = {"size": {"longest_edge": 32}, "resample": 3, "num_channels": 1, "image_mean": 0.25, "image_std": [0.3]}
+OPTIONS |= {"do_pad": True, "ensure_multiple_of": (4, 8), "pad_size": 32, "do_convert_rgb": False}
+
+
+# Load a folder without hf_vit and save the result.
+ELSEWHERE = """
+import json, sys
+folder, target, has_torchvision, backends = sys.argv[1], sys.argv[2], sys.argv[3] == "True", json.loads(sys.argv[4])
+sys.modules["hf_vit"] = None
+if not has_torchvision:
+    sys.modules["torchvision"] = None
+import numpy as np
+# transformers 5.17 keeps the short import for those who have torchvision
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+image = (np.arange(20 * 30) % 256).astype(np.uint8).reshape(20, 30)
+results = {}
+for backend in backends:
+    kwargs = {} if backend is None else {"backend": backend}
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True, **kwargs)
+    again = f"{target}/{backend}"
+    if backend == "torchvision":
+        type(processor).register_for_auto_class()
+    processor.save_pretrained(again)
+    for source in (folder, again):
+        for wanted in backends:
+            kwargs = {} if wanted is None else {"backend": wanted}
+            processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=True, **kwargs)
+            results[f"{source}|{wanted}"] = {
+                "class": type(processor).__name__,
+                "options": processor.to_dict(),
+                "mean": float(processor(image, return_tensors="pt").pixel_values.mean()),
+            }
+if not has_torchvision:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    kind = get_class_from_dynamic_module("image_processing_hf_vit.HfViTImageProcessor", folder)
+    try:
+        kind()
+    except ImportError as error:
+        results["error"] = str(error)
+    del sys.modules["hf_vit"]
+    import hf_vit, hf_vit.data, hf_vit.training  # the package itself needs no torchvision, either
+    assert hf_vit.HfViTImageProcessorPil()(image, return_tensors="pt").pixel_values.shape == (1, 3, 224, 224)
+json.dump(results, open(f"{target}/results.json", "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("saver", "options"),
+    [("torchvision", OPTIONS), ("pil", {}), ("pil", OPTIONS), ("torchvision", {"do_resize": False, "image_std": 2.0})],
+)
+def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
+    processor = BACKENDS[saver](**options)
+    processor.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert written["auto_map"] == AUTO_MAP
+    assert written["image_processor_type"] == "HfViTImageProcessor"
+    image = np.random.default_rng(0).integers(0, 256, (30, 50, processor.num_channels), dtype=np.uint8)
+    for backend, kind in BACKENDS.items():
+        loaded = kind.from_pretrained(tmp_path)
+        assert loaded.to_dict() == processor.to_dict()
+        assert loaded.to_dict() | kind(**options).to_dict() == processor.to_dict()
+        opened = AutoImageProcessor.from_pretrained(tmp_path, backend=backend)
+        assert type(opened) is kind
+        if backend == saver:
+            pixels = [own(image, return_tensors="pt").pixel_values for own in (processor, opened)]
+            assert torch.equal(*pixels)
+    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
+    # Load from a single file, and with overrides.
+    from_file = BACKENDS[saver].from_json_file(tmp_path / "preprocessor_config.json")
+    assert from_file.to_json_string() == processor.to_json_string()
+    changed = BACKENDS[saver].from_pretrained(tmp_path, do_normalize=False, size=16, pad_size=None)
+    assert (changed.do_normalize, changed.size) == (False, {"height": 16, "width": 16})
+
+
+def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(HfViTImageProcessorPil, "_auto_class", None)
+    HfViTImageProcessorPil.register_for_auto_class()
+    processor = HfViTImageProcessorPil()
+    processor.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["auto_map"] == AUTO_MAP
+    processor.to_dict()["auto_map"]["AutoImageProcessor"].clear()
+    assert HfViTImageProcessor().to_dict()["auto_map"] == AUTO_MAP
+
+
+def test_a_push_takes_the_code_along(monkeypatch, tmp_path):
+    pushed = {}
+    for saver in (HfViTImageProcessor(), HfViTConfig()):
+        # push_to_hub of transformers saves into an empty folder and uploads its contents.
+        monkeypatch.setattr(type(saver), "push_to_hub", lambda self, name, **options: pushed.update({name: options}))
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, private=True)
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, repo_id="user/other")
+        assert pushed == {"name": {"private": True}, "user/other": {}}
+        pushed.clear()
+
+
+@pytest.mark.parametrize("has_torchvision", [True, False])
+def test_a_saved_folder_opens_where_the_package_is_not_installed(tmp_path, has_torchvision):
+    processor = HfViTImageProcessor(**OPTIONS | {"image_std": 0.3})
+    processor.save_pretrained(tmp_path / "saved")
+    (tmp_path / "elsewhere").mkdir()
+    backends = [None, "pil", "torchvision"] if has_torchvision else [None, "pil"]
+    arguments = [str(tmp_path / "saved"), str(tmp_path / "elsewhere"), str(has_torchvision), json.dumps(backends)]
+    options = {"workdir": tmp_path, "fresh": not has_torchvision, "PYTHONPATH": str(ROOT)}
+    run = run_python("-c", ELSEWHERE, *arguments, **options)
+    assert run.returncode == 0, run.stderr[-3000:]
+    results = json.loads((tmp_path / "elsewhere" / "results.json").read_text())
+    image = (np.arange(20 * 30) % 256).astype(np.uint8).reshape(20, 30)
+    mean = float(processor(image, return_tensors="pt").pixel_values.mean())
+    expected = json.loads(processor.to_json_string())
+    error = results.pop("error", "")
+    assert ("pip install torchvision" in error) is not has_torchvision
+    assert len(results) == len(backends) * (1 + len(backends))
+    for place, result in results.items():
+        is_pil = place.endswith("|pil") or not has_torchvision
+        assert result["class"] == ("HfViTImageProcessorPil" if is_pil else "HfViTImageProcessor"), place
+        assert result["options"] == expected
+        assert result["mean"] == pytest.approx(mean, abs=0.01)
+
+
+def write(folder, name, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def options_of(processor):
+    return json.loads(processor.to_json_string())
+
+
+def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
+    for name, options in PUBLISHED.items():
+        folder = write(tmp_path, "preprocessor_config.json", options)
+        expected = options_of(HfViTImageProcessor(**image_processor_options(options, model_type="vit")))
+        assert options_of(HfViTImageProcessor.from_pretrained(folder)) == expected, name
+        assert options_of(HfViTImageProcessor.from_pretrained(folder / "preprocessor_config.json")) == expected, name
+    # A folder of timm is read from its `config.json`.
+    timm = write(tmp_path / "timm", "config.json", {"architecture": "vit_base", "pretrained_cfg": TIMM["augreg"]})
+    expected = options_of(HfViTImageProcessor(**timm_image_processor_options(TIMM["augreg"])))
+    assert options_of(HfViTImageProcessor.from_pretrained(timm)) == expected
+    assert options_of(HfViTImageProcessor.from_pretrained(timm / "config.json")) == expected
+
+
+def test_pixels_of_a_translated_file_are_those_of_its_class(tmp_path):
+    image = noise(300, 500, 3)
+    vit, clip = (
+        "google/vit-base-patch16-224",
+        "openai/clip-vit-base-patch32",
+    )  # an int size of CLIP is the shortest edge
+    for name, kind, ours in (
+        (vit, ViTImageProcessor, HfViTImageProcessor),
+        (vit, ViTImageProcessor, HfViTImageProcessorPil),
+        (clip, CLIPImageProcessor, HfViTImageProcessor),
+    ):
+        write(tmp_path, "preprocessor_config.json", PUBLISHED[name])
+        own, other = (each.from_pretrained(tmp_path)(image, return_tensors="pt").pixel_values for each in (ours, kind))
+        if name == vit:
+            torch.testing.assert_close(own, other, atol=1.01 / 127.5, rtol=0)
+        else:
+            assert (own - other).abs().mean() < 0.01
+
+
+def test_file_without_a_class_has_that_of_the_model_beside_it(tmp_path):
+    for model_type, name in (("clip", "openai/clip-vit-base-patch32"), ("dinov2", "facebook/dinov2-base")):
+        folder = write(tmp_path / model_type, "config.json", {"model_type": model_type})
+        write(folder, "preprocessor_config.json", {"size": 224})
+        named = {"image_processor_type": PUBLISHED[name].get("image_processor_type", "CLIPImageProcessor")}
+        expected = options_of(HfViTImageProcessor(**image_processor_options({**named, "size": 224}, model_type="vit")))
+        assert expected["size"] == {"shortest_edge": 224}
+        for place in (folder, folder / "preprocessor_config.json"):
+            assert options_of(HfViTImageProcessor.from_pretrained(place)) == expected
+        assert options_of(load_image_processor(folder)) == options_of(HfViTImageProcessor.from_pretrained(folder))
+    write(tmp_path / "alone", "preprocessor_config.json", {"size": 224})
+    assert HfViTImageProcessor.from_pretrained(tmp_path / "alone").size == {"height": 224, "width": 224}
+    write(folder, "config.json", {"model_type": "sam"})
+    with pytest.raises(ValueError, match="model_type='sam' is unknown"):
+        HfViTImageProcessor.from_pretrained(folder)
+
+
+def test_what_is_translated_is_ours_once_saved(tmp_path, backend):
+    source = write(tmp_path / "source", "preprocessor_config.json", PUBLISHED["facebook/dinov2-base"])
+    processor = backend.from_pretrained(source, size={"shortest_edge": 64}, crop_size=56)
+    assert (processor.size, processor.crop_size) == ({"shortest_edge": 64}, {"height": 56, "width": 56})
+    processor.save_pretrained(tmp_path / "saved")
+    again = AutoImageProcessor.from_pretrained(tmp_path / "saved", backend=processor.backend)
+    assert type(again) is backend
+    assert options_of(again) == options_of(processor)
+
+    class Derived(HfViTImageProcessor):
+        pass
+
+    derived = Derived(size=32, resample=3)
+    derived.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["image_processor_type"] == "Derived"
+    assert options_of(Derived.from_pretrained(tmp_path)) == options_of(derived)
+
+
+def test_options_nested_in_the_processor_come_first(tmp_path):
+    clip = PUBLISHED["openai/clip-vit-base-patch32"]
+    write(tmp_path, "processor_config.json", {"processor_class": "CLIPProcessor", "image_processor": clip})
+    expected = options_of(HfViTImageProcessor(**image_processor_options(clip, model_type="clip")))
+    assert options_of(HfViTImageProcessor.from_pretrained(tmp_path)) == expected
+    write(tmp_path, "preprocessor_config.json", PUBLISHED["google/vit-base-patch16-224"])
+    assert options_of(HfViTImageProcessor.from_pretrained(tmp_path)) == expected
+    ours = HfViTImageProcessor(size=32, image_mean=0.25)
+    write(tmp_path, "processor_config.json", {"image_processor": options_of(ours)})
+    assert options_of(HfViTImageProcessor.from_pretrained(tmp_path)) == options_of(ours)
+
+
+def test_files_of_something_else_are_refused(tmp_path):
+    with pytest.raises(OSError, match="Can't load image processor"):
+        HfViTImageProcessor.from_pretrained(tmp_path)
+    write(tmp_path, "config.json", {"model_type": "vit"})
+    with pytest.raises(OSError, match=r"preprocessor_config\.json"):
+        HfViTImageProcessor.from_pretrained(tmp_path)
+    for name in ("vit.pth", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"\x80\x81")
+        with pytest.raises(OSError, match=rf"{name}' is not a JSON file.*hf_vit\.convert\.load_image_processor"):
+            HfViTImageProcessor.from_pretrained(tmp_path / name)
+    write(tmp_path, "preprocessor_config.json", {"image_processor_type": "SamImageProcessor"})
+    with pytest.raises(ValueError, match="Unknown image processor 'SamImageProcessor'"):
+        HfViTImageProcessor.from_pretrained(tmp_path)
+
+
+def test_repositories_on_the_hub_are_read_like_folders(tmp_path):
+    write(tmp_path / "hub/user/dinov2", "preprocessor_config.json", PUBLISHED["facebook/dinov2-base"])
+    write(tmp_path / "hub/user/timm", "config.json", {"architecture": "vit", "pretrained_cfg": TIMM["augreg"]})
+    write(tmp_path / "hub/user/clip", "config.json", {"model_type": "clip"})
+    write(tmp_path / "hub/user/clip", "preprocessor_config.json", {"size": 192})
+    code = """
+        import hf_vit
+        for name in ("dinov2", "timm", "clip"):
+            print(hf_vit.HfViTImageProcessor.from_pretrained(f"user/{name}").size["shortest_edge"])
+    """
+    with serve(tmp_path / "hub") as server:
+        printed = run_with_package(code, tmp_path / "work", **server.client).stdout
+    assert printed.split() == ["256", "248", "192"]
+
+
+def test_without_the_package_foreign_options_are_refused(tmp_path):
+    HfViTImageProcessor().save_pretrained(tmp_path / "ours")
+    ViTImageProcessor().save_pretrained(tmp_path / "vit")
+    write(tmp_path / "timm", "config.json", {"pretrained_cfg": TIMM["augreg"]})
+    code = """
+        import sys
+        kind = type(transformers.AutoImageProcessor.from_pretrained(sys.argv[1], trust_remote_code=True))
+        print(kind.__name__)
+        for foreign in sys.argv[2:]:
+            try:
+                kind.from_pretrained(foreign)
+            except ValueError as error:
+                print(error)
+    """
+    folders = [os.fspath(tmp_path / name) for name in ("ours", "vit", "timm")]
+    name, vit, timm = run_without_package(code, tmp_path / "work", *folders).stdout.strip().splitlines()
+    assert name == "HfViTImageProcessor"
+    for folder, message in zip(folders[1:], (vit, timm), strict=True):
+        assert repr(folder) in message
+        assert "pip install ." in message
+    assert "ViTImageProcessor" in vit
