@@ -55,7 +55,7 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
     check_upload(output)  # the upload must contain weights, code, image processor and model card
     card = (output / "README.md").read_text()
     assert "| 24x40 | logits |" in card
-    assert "Nothing was trained or changed" in card
+    assert "No weights were trained or changed" in card
     assert str(tmp_path) not in card
     assert HfViTImageProcessor.from_pretrained(output).image_mean == (0.4, 0.4, 0.4)
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -235,7 +235,7 @@ def test_what_cannot_be_extracted_is_said(workplace: Path, tmp_path: Path) -> No
         ({"features": ["pooled"]}, r"features=\['pooled'\] must be one or more of cls, mean"),
         ({"dtype": "int8"}, "dtype='int8' must be float32 or float16"),
         ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
-        ({"model_name_or_path": "no/such/folder"}, "No model can be read from 'no/such/folder'"),
+        ({"model_name_or_path": "no/such/folder"}, "'no/such/folder' is not a model"),
         ({"dataset_name": "colors,"}, "has a comma with no name"),
     ):
         arguments = {**arguments_of(tmp_path / "bare", workplace / "colors", tmp_path / "features"), **options}

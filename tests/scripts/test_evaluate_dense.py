@@ -111,13 +111,13 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
         ("depth_estimation", OF_ANOTHER_TASK, "no weights for depth_head"),
         ("depth_estimation", ["--task", "flow"], r"task='flow' is unknown\. Choose one of depth-estimation, "),
         ("depth_estimation", ["--eval_flip"], "Unknown option --eval_flip"),
-        ("depth_estimation", ["--dry_run"], "dry_run is an option of trainings"),
-        ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 is an option of trainings"),
-        ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' is an option of trainings"),
+        ("depth_estimation", ["--dry_run"], "dry_run applies only to training"),
+        ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 applies only to training"),
+        ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' applies only to training"),
         ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model has no classes cow"),
         ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
         ("universal_segmentation", ["--dataset_name", "no/such/folder"], "There is no file or folder 'no/such/folder"),
-        ("depth_estimation", ["--model_name_or_path", "no/such/folder"], "No model can be read from 'no/such/folder'"),
+        ("depth_estimation", ["--model_name_or_path", "no/such/folder"], "'no/such/folder' is not a model"),
     ],
 )
 def test_mistakes_are_explained(

@@ -56,7 +56,7 @@ def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
 def test_options_of_trainings_are_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
     for name, value in (("min_scale", 0.5), ("preset", "small"), ("head", "conv")):
-        with pytest.raises(ValueError, match=f"{name}={value!r} is an option of trainings"):
+        with pytest.raises(ValueError, match=f"{name}={value!r} applies only to training"):
             plan_evaluation({"model_name_or_path": model, "dataset_name": "scenes", name: value})
 
 
@@ -88,7 +88,7 @@ def test_models_without_a_task_are_refused(tmp_path: Path) -> None:
     config = HfViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
     HfViTForMaskedImageModeling(config).save_pretrained(tmp_path / "pretrained")
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "pretrained")
-    headless = r"was saved as HfViTModel, which is of no task. .* --task, one of depth-estimation"
+    headless = r"was saved as HfViTModel, which belongs to no task. .* --task, one of depth-estimation"
     for model, message in (
         (config_of(tmp_path / "headless", "HfViTModel"), headless),
         (str(tmp_path / "pretrained"), r"Evaluate its features: hf-vit features extract"),

@@ -191,7 +191,7 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
 
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
     for task, options, message in (
-        ("object_detection", ["--metric_for_best_model", "pck"], "There is no score 'pck'"),
+        ("object_detection", ["--metric_for_best_model", "pck"], "metric_for_best_model='pck' is not a score"),
         ("object_detection", ["--min_scale", "0"], "scale"),
         ("keypoint_detection", ["--normalize_by", "top,tail"], "unknown keypoint 'tail'"),
         ("keypoint_detection", ["--normalize_by", "top"], "must name two keypoints"),

@@ -226,7 +226,7 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
 
 def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
     assert input_size(HfViTImageProcessor(size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)) == (56, 56)
-    with pytest.raises(ValueError, match=r"images of several sizes make no batch.*--image_size 224"):
+    with pytest.raises(ValueError, match=r"do not form a batch.*--image_size 224"):
         input_size(HfViTImageProcessor(size={"shortest_edge": 64}))
 
 
@@ -235,7 +235,7 @@ def test_too_few_images_are_refused(args: HfViTTrainingArguments) -> None:
     model, processor = load_classifier(options, list("0123456789"))
     images = DatasetDict({"train": load_digits()["train"].select(range(20))})
     args.load_best_model_at_end = True
-    with pytest.raises(ValueError, match=r"need validation images. Set --train_val_split 0.1"):
+    with pytest.raises(ValueError, match=r"require validation images. Set --train_val_split 0.1"):
         make_trainer(model, processor, images, ClassificationArguments("data"), args)
     args.load_best_model_at_end, args.per_device_train_batch_size = False, 21
     with pytest.raises(ValueError, match=r"20 training images do not fill a batch of 21. Set --per_device_train"):
@@ -265,7 +265,7 @@ def test_training_explains_mistakes(photos: Path, monkeypatch: pytest.MonkeyPatc
     best = ["--dataset_name", "photos", "--load_best_model_at_end", "--metric_for_best_model", "acc"]
     for arguments, message in (
         (["--dataset_name", "photo"], "There is no file or folder 'photo'"),
-        (best, "There is no score 'acc' to choose the best model by. Choose accuracy, loss, macro_f1"),
+        (best, "metric_for_best_model='acc' is not a score of this task. Choose from accuracy, loss, macro_f1"),
         ([], "Set the location of the images"),
     ):
         with pytest.raises(SystemExit, match=message):
@@ -278,7 +278,7 @@ def test_training_explains_mistakes(photos: Path, monkeypatch: pytest.MonkeyPatc
 def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
     model = ["--model_name_or_path", str(saved[0])]
     for arguments, message in (
-        ([], "Say what to evaluate: --model_name_or_path"),
+        ([], "No model is given. Set --model_name_or_path"),
         (model, "Set the location of the images"),
         ([*model, "--dataset_name", str(photos), "--split", "val"], "has no split 'val'"),
     ):

@@ -184,7 +184,7 @@ def test_a_saved_model_without_a_token_gets_a_fresh_one(
     monkeypatch.setattr(logging.getLogger("hf_vit"), "propagate", True)
     with caplog.at_level(logging.WARNING, "hf_vit"):
         model, _ = load_classifier(arguments, NAMES, use_distillation_token=True)
-    assert "It gets a fresh one, with a head of its own." in caplog.text
+    assert "A new token and a new head for it are added." in caplog.text
     old, new = saved.state_dict(), model.state_dict()
     table = "model.embeddings.position_embeddings"
     assert {name for name in new if name not in old} == {
@@ -236,7 +236,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--distillation_type", "soft"], "--distillation_type needs a teacher: --teacher path/to/model"),
+        (["--distillation_type", "soft"], "--distillation_type requires a teacher. Set --teacher to a path"),
         (["--teacher_dtype", "float16"], "--teacher_dtype needs a teacher"),
         (["--teacher", "tutor", "--distillation_alpha", "1.5"], r"distillation_alpha=1.5 must lie in (0, 1]"),
         (["--teacher", "tutor", "--distillation_temperature", "2"], "is of --distillation_type soft"),
@@ -244,7 +244,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
             ["--teacher", "tutor", "--distillation_type", "soft", "--distillation_temperature", "-1"],
             "distillation_temperature=-1.0 must be more than 0",
         ),
-        (["--teacher", "nowhere"], "No model can be read from 'nowhere'"),
+        (["--teacher", "nowhere"], "'nowhere' is not a model"),
         (
             ["--teacher", "strangers"],
             "differ from the classes of the data. Only in the teacher: cow, pig; only in the data: cat, dog, fox. "
@@ -261,7 +261,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),
         (
             ["--teacher", "tutor", "--config_overrides", json.dumps({**TINY, "use_distillation_token": False})],
-            "needs a distillation token. Leave use_distillation_token out of --config_overrides",
+            "requires a distillation token. Remove use_distillation_token from --config_overrides",
         ),
     ],
 )
@@ -315,5 +315,5 @@ def test_a_teacher_needs_the_whole_student_on_each_device(tmp_path: Path) -> Non
     args = training_arguments(tmp_path)
     check_distillation(args)
     args.fsdp = True
-    with pytest.raises(ValueError, match="Leave out --fsdp and --deepspeed"):
+    with pytest.raises(ValueError, match="Remove --fsdp and --deepspeed"):
         check_distillation(args)

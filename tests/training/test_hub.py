@@ -96,7 +96,7 @@ def test_links_are_refused_by_name(name: str, saved: Path, tmp_path: Path) -> No
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(elsewhere if "." not in name else elsewhere / "secrets.json")
     for refused in (check_upload, list_upload):
-        with pytest.raises(ValueError, match=rf"holds symbolic links, which are not uploaded: {name}"):
+        with pytest.raises(ValueError, match=rf"contains symbolic links, which are not uploaded: {name}"):
             refused(folder)
 
 

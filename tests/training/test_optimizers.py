@@ -136,7 +136,7 @@ def test_what_needs_the_weights_is_refused_under_deepspeed(name: str, value: obj
             self.is_deepspeed_enabled = True
 
     model = HfViTForImageClassification(small_config())
-    with pytest.raises(ValueError, match=f"{name}={value} works under DDP and FSDP2, not under DeepSpeed"):
+    with pytest.raises(ValueError, match=f"{name}={value} supports DDP and FSDP2, but not DeepSpeed"):
         UnderDeepSpeed(model=model, args=arguments(tmp_path, **{name: value}))
 
 
@@ -263,8 +263,8 @@ def test_values_that_do_not_fit_are_refused(options: dict[str, Any], message: st
 
 def test_a_card_says_what_was_optimized_how(tmp_path: Path) -> None:
     args = arguments(tmp_path, use_muon=True, layer_decay=0.75, trainable_blocks=2)
-    expected = {"matrices of blocks": "Muon", "learning rate from layer to layer": "x 0.75"}
-    assert describe_options(args) == {**expected, "blocks that learn": "the last 2"}
+    expected = {"matrices of blocks": "Muon", "learning rate decay per layer": "x 0.75"}
+    assert describe_options(args) == {**expected, "trained blocks": "the last 2"}
     assert describe_options(arguments(tmp_path)) == {}
 
 
@@ -452,7 +452,7 @@ def test_prefixes_are_whole_words_of_the_model() -> None:
     assert "model.embeddings.cls_token" in names
     with pytest.raises(ValueError, match=r"starts with 'model\.embed'\. It has model\.embeddings, model\.encoder, "):
         freeze(model, ["model.embed"])
-    with pytest.raises(ValueError, match="trainable_blocks=12, but the model has 11 blocks"):
+    with pytest.raises(ValueError, match="trainable_blocks=12 exceeds the 11 blocks"):
         freeze(model, trainable_blocks=12)
     with pytest.raises(ValueError, match="is left to learn"):
         freeze(model, ["model", "classifier"])

@@ -400,7 +400,7 @@ def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monk
 
 def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=40.0, image=0.0))
-    message = r"--minutes 10 leaves time for 1\d of at least 20 steps, each of 40 s\. .*image_size.*max_steps"
+    message = r"--minutes 10 is too short: 1\d steps of 40 s fit, and at least 20 .*image_size.*max_steps"
     with pytest.raises(SystemExit, match=message):
         train(command_of(photos, tmp_path / "out", "--minutes", "10"))
     assert not (tmp_path / "out").exists()
@@ -422,7 +422,7 @@ def test_a_kept_budget_leaves_twenty_steps(photos: Path, tmp_path: Path, monkeyp
 
 
 def test_a_training_needs_one_step_that_changes_the_weights(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"No step changed the weights, at --learning_rate 0\. Set it higher"):
+    with pytest.raises(SystemExit, match=r"No step changed the weights with --learning_rate 0\. Increase it"):
         train(command_of(photos, tmp_path / "out", "--max_steps", "1", *TINY, "--learning_rate", "0"))
     assert not (tmp_path / "out" / "README.md").exists()
     assert not (tmp_path / "out" / "model.safetensors").exists()
@@ -435,11 +435,11 @@ def test_a_training_needs_one_step_that_changes_the_weights(photos: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max_steps", "5"], "minutes 4 chooses the number of steps, and --max_steps 5"),
-        (["--num_train_epochs", "5"], "minutes 4 chooses the number of steps, and --num_train_epochs 5"),
+        (["--max_steps", "5"], "minutes 4 determines the number of steps, so --max_steps 5"),
+        (["--num_train_epochs", "5"], "minutes 4 determines the number of steps, so --num_train_epochs 5"),
         (["--minutes", "0"], r"minutes=0\.0 must be at least"),
         (["--minutes", "1e-9"], r"minutes=1e-09 must be at least 0\.01"),
-        (["--choose_defaults", "false"], "minutes=4 chooses the number of steps"),
+        (["--choose_defaults", "false"], "minutes=4 determines the number of steps"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, tmp_path: Path) -> None:

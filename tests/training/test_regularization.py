@@ -184,9 +184,9 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float((own + theirs) / 2), rel=1e-4)
     features = small_distillation("features", model)
     binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=distillation)
-    with pytest.raises(ValueError, match=r"Leave out compute_loss_func \(--classification_loss bce\)"):
+    with pytest.raises(ValueError, match=r"Remove compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=distillation, **binary)
-    with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 drops patches whose features are to be learned"):
+    with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 removes patches, but feature distillation needs"):
         regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
 
 
@@ -323,7 +323,7 @@ def test_only_augmented_images_with_numbers_and_without_texts_can_be_repeated(tm
     with pytest.raises(ValueError, match="repeated_augmentations=2 does not divide the 3 images of a step"):
         regularized_trainer(tmp_path, 3).get_train_dataloader()
     trainer = regularized_trainer(tmp_path, 8)
-    with pytest.raises(ValueError, match=r"repeated_augmentations=2 needs images with numbers .* not list"):
+    with pytest.raises(ValueError, match=r"repeated_augmentations=2 requires an AugmentedDataset .* not list"):
         HfViTTrainer(model=trainer.model, args=trainer.args, train_dataset=[])
     options = {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
     with pytest.raises(ValueError, match="repeated_augmentations=2 puts an image into a batch several times"):
@@ -397,7 +397,7 @@ def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Pat
         states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
         assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights would give 0.02
-    with pytest.raises(ValueError, match=r"--whiten_patches is for models from scratch.* somewhere has learned"):
+    with pytest.raises(ValueError, match=r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained"):
         make_task(tmp_path, tmp_path / "output", "--whiten_patches", "true", "--model_name_or_path", "somewhere")
 
 
@@ -539,7 +539,7 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])
     assert trainer.batch_transforms.transforms == [ImageSizes(((24, 32), (32, 48), (40, 64)), is_drawn=True)]
-    assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one drawn for each batch"
+    assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one chosen at random for each batch"
     assert trainer_of(tmp_path).batch_transforms.transforms == []
 
 
@@ -547,7 +547,7 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     ("options", "message"),
     [
         ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* that fit: 16 or 24\."),
-        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* The nearest that fit: 8\."),
+        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* Nearest valid values: 8\."),
         ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
         ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
         ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Give one of the two\."),
@@ -563,7 +563,7 @@ def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> N
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     args = HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32])
     for model, message in (
-        (boxes, "does not go with HfViTForObjectDetection, .* --multi_scale true"),
+        (boxes, "does not support HfViTForObjectDetection, .* --multi_scale true"),
         (points, "whose targets are in pixels of the images: choose another --image_size"),
         (ViTModel(ViTConfig(**shape)), "multi_scale_sizes needs a model of hf_vit"),
     ):
