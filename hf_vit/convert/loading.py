@@ -242,8 +242,8 @@ def find_family(source: Source) -> Family:
 
     Tensors of a ViT on `nn.TransformerEncoder` are renamed.
     """
-    if not source.config:
-        source.weights.rename(common_names(source.weights.shapes))
+    if not source.config and (names := common_names(source.weights.shapes)):
+        source.weights.rename(names)
     if source.config and (configured := find_family_by_config(source.config)) is not None:
         return configured
     for family in FAMILIES:
