@@ -73,10 +73,10 @@ def convert(
         return
     if source is None or output is None:
         raise ValueError("Source and output are required: hf-vit convert SOURCE OUTPUT. --help lists the options.")
-    check_new_folder(output)
-    config = read_convertible(source, revision, to)
     fields = given_options(num_attention_heads=num_attention_heads, hidden_act=hidden_act) | (config_overrides or {})
     check_fields(fields)
+    check_new_folder(output)
+    config = read_convertible(source, revision, to)
     options = {"architecture": architecture, "dataset_index": dataset_index, "norm_first": norm_first, "task": task}
     given = given_options(config_overrides=fields or None, dtype=dtype, **options)
     if to is None:

@@ -12,6 +12,7 @@ from ..model.configuration_hf_vit import PRESETS
 from ..options.field import (
     COUNT,
     NOT_NEGATIVE,
+    POSITIVE,
     PROBABILITY,
     SHARE,
     SHARE_LEFT_OUT,
@@ -131,10 +132,12 @@ class TaskArguments(SourceArguments):
         synonyms="imgsz img_size input_size resolution size",
     )
     image_mean: list[float] | None = model_option(
-        None, "Mean of each color channel, for values from 0 to 1; by default 0.5, or that of the saved model."
+        None,
+        "Mean of each color channel, for values from 0 to 1; by default 0.5, or that of the saved model.",
+        NOT_NEGATIVE,
     )
     image_std: list[float] | None = model_option(
-        None, "Standard deviation of each color channel; by default 0.5, or that of the saved model."
+        None, "Standard deviation of each color channel; by default 0.5, or that of the saved model.", POSITIVE
     )
     config_overrides: dict[str, Any] | None = model_option(
         None, 'Fields of HfViTConfig to change, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'

@@ -142,7 +142,10 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
     torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
     convert(tmp_path / "weights.pth", tmp_path / "ours")
     assert "Outputs were not compared: " in capsys.readouterr().out
-    assert "Not compared with the original implementation." in (tmp_path / "ours" / "README.md").read_text()
+    assert (
+        "The outputs were not compared with the original implementation."
+        in (tmp_path / "ours" / "README.md").read_text()
+    )
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     actual = HfViTForImageClassification.from_pretrained(tmp_path / "ours").eval()(images).logits
     torch.testing.assert_close(actual, model.eval()(images), atol=1e-5, rtol=1e-4)

@@ -327,7 +327,6 @@ def test_folders_of_splits_and_classes(tmp_path, train, validation, test):
             {"train": ["bus", "test-tube", "test-tube", "train"]},  # class folders alone are for training
         ),
         (["test/b/0.png", "test/a/1.png"], {"test": ["a", "b"]}),  # a test set alone
-        (["0/0.png", "2/1.png", "10/2.png"], {"train": ["0", "2", "10"]}),  # classes in the order of their numbers
     ],
 )
 def test_what_folders_of_pictures_mean(tmp_path, files, expected):

@@ -31,6 +31,7 @@ EVALUATION_SECONDS = 2.0  # pictures and the checkpoint of one evaluation
 REPORT_SECONDS = 8.0  # pictures, curves, model card and saving
 LEAST_TIMED, MOST_TIMED = 3, 50  # number of timed steps
 LEAST_STEPS = 20  # minimum number of steps of a training run
+STORING_GAIN = 1.75  # classifiers train all blocks unless stored features allow this many times as many steps
 LEFT_OUT = 1  # first steps that are not timed: they allocate memory and read prefetched images
 TIMED_IMAGES = 32
 VIEW_SHARE = 0.4  # maximum share of the budget for computing features of frozen blocks

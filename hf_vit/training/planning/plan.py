@@ -20,7 +20,7 @@ from ..checkpoints import on_first_process, read_conditions
 from ..finetuning.probe import MOST_IMAGES
 from ..load_data import chooses_step
 from ..tasks.base import Task
-from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
+from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import (
     TOO_FEW_STEPS,
     UNSTORED,
@@ -191,6 +191,10 @@ class Planner:
         if views and not choice.views:  # too many images to store features
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
+        if choice.views and task.defaults.probes:
+            views = 0
+            whole = budget.plan(choice.size, measure(choice.size))
+            choice = choice if choice.steps >= STORING_GAIN * whole.steps else whole
         starts_as_probe, least = facts.start == "backbone" and task.defaults.probes, LEAST_STEPS
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
             frozen, least = {"trainable_blocks": 0}, 1  # train the head alone, which already is a linear probe
