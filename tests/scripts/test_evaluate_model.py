@@ -49,7 +49,7 @@ def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: {tmp_path / 'rooms'}\neval_crop: eigen")
     assert find_task(with_recipe({"recipe": tmp_path / "recipe.yaml"})) is TASKS["depth-estimation"]
     (tmp_path / "recipe.yaml").write_text("eval_crop: eigen")
-    with pytest.raises(ValueError, match="Say what to evaluate"):
+    with pytest.raises(ValueError, match="No model is given"):
         plan_evaluation({"recipe": tmp_path / "recipe.yaml"})
 
 
@@ -88,7 +88,7 @@ def test_models_without_a_task_are_refused(tmp_path: Path) -> None:
     config = HfViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
     HfViTForMaskedImageModeling(config).save_pretrained(tmp_path / "pretrained")
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "pretrained")
-    headless = r"was saved as HfViTModel, which belongs to no task. .* --task, one of depth-estimation"
+    headless = r"was saved as HfViTModel, which belongs to no task. .* --task to one of depth-estimation"
     for model, message in (
         (config_of(tmp_path / "headless", "HfViTModel"), headless),
         (str(tmp_path / "pretrained"), r"Evaluate its features: hf-vit features extract"),
