@@ -47,7 +47,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             (https://arxiv.org/abs/1603.09382).
         initializer_range: Standard deviation of the truncated normal initialization.
         layer_norm_eps: Epsilon of every norm.
-        image_size: Native height and width of images in pixels, for the position table. Other sizes work too.
+        image_size: Native height and width of images in pixels, for the position table. Models accept other sizes too.
         patch_size: Height and width in pixels of a patch.
         patch_padding: Zero padding in pixels at the top and left of the image; the same number of pixels is cut off at
             the bottom and right (ViTPose, https://arxiv.org/abs/2204.12484: 2).
@@ -91,7 +91,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             (ViTDet, https://arxiv.org/abs/2203.16527); none by default.
         pooling: Pooling of an image: "cls" token, "mean" of the patches, "cls_mean", the concatenation of both (the
             linear protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
-            https://arxiv.org/abs/2303.15343), whose projections always have a bias and whose MLP is never gated.
+            https://arxiv.org/abs/2303.15343). Its projections always have a bias, and its MLP is never gated.
         norm_after_pooling: Whether the final norm acts on the pooled vector instead of the tokens (timm's `fc_norm`,
             fine-tuned MAE classifiers). `last_hidden_state` and the maps of `HfViTBackbone` are then not normalized.
         use_pooler: Whether a linear layer with tanh, as in the original ViT, follows the pooling.
@@ -100,7 +100,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         reshape_hidden_states: Whether `HfViTBackbone` returns maps (B, D, h, w) instead of token sequences (B, L, D).
         out_features: Stages ("stem", "stage1", …) that `HfViTBackbone` returns, by default the last one.
         out_indices: Indices of the stages in `out_features`, 0 for the stem.
-        …_config: Options of a task, one per task; see `HfViTTaskFields`.
+        …_config: Options of one task. There is one such field per task; see `HfViTTaskFields`.
 
     Raises:
         ValueError: if the name of an unknown argument resembles that of a field, or values are inconsistent. Values

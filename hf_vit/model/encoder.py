@@ -331,7 +331,7 @@ class HfViTDropPath(nn.Module):
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
     """Applies LayerScale and stochastic depth to a residual branch (B, L, D)."""
-    # Modules without effect are not called: their calls take a tenth of a block's time outside of arithmetic.
+    # Skip modules without effect: their calls take a tenth of the time that a block spends outside of arithmetic.
     scaled = branch if layer_scale is None else layer_scale(branch)
     return drop_path(scaled) if drop_path.rate else scaled
 
@@ -346,7 +346,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
             value = config.layerscale_value
             return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
-        # Computed in Python: tensors have no values while transformers builds a model on the meta device.
+        # The rate is a Python float: tensors have no values while transformers builds a model on the meta device.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
         self.norm1 = make_norm(config, config.hidden_size)
         self.attention = HfViTAttention(config)

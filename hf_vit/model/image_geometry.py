@@ -159,7 +159,7 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
     """Crops the center of an image (..., H, W) to (..., height, width), padding smaller images with `fill`.
 
-    `rounding`, one of `CROP_ROUNDINGS`, rounds the offset of the crop if the margin is odd.
+    `rounding`, one of `CROP_ROUNDINGS`, applies to the offset of the crop if the margin is odd.
     """
     left, right = split_between_ends(width - image.shape[-1], rounding)
     top, bottom = split_between_ends(height - image.shape[-2], rounding)

@@ -174,7 +174,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Creates an image processor with the image size, number of channels and task of a model.
 
         Args:
-            model: The model, or its configuration. A configuration contains the task only if it has been saved.
+            model: The model, or its configuration. Only the configuration of a saved model contains the task.
             **overrides: Image processor options that override those of the model.
         """
         is_config = isinstance(model, PreTrainedConfig)
@@ -582,7 +582,7 @@ def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
-    """Returns `model_type` from the config.json of a folder or repository, or next to a file; by default "vit"."""
+    """Returns `model_type` from config.json in a folder or repository, or next to a file; the default is "vit"."""
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
     file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))

@@ -412,8 +412,8 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
     """Clips boxes (N, 4) in pixels to the window of the image that the model sees, and makes them relative to it.
 
-    Returns the remaining boxes (M, 4) as center x, center y, width and height relative to the window, and a mask (N,)
-    that is True for the boxes that overlap the window. `size` is the height and width of the image.
+    Returns the boxes (M, 4) that overlap the window, as center x, center y, width and height relative to it, and a
+    mask (N,) that is True for these boxes. `size` is the height and width of the image.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
@@ -424,7 +424,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> 
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Converts boxes (..., 4) relative to the window that the model sees to left, top, right, bottom in pixels."""
+    """Converts boxes (..., 4), relative to the window, to left, top, right and bottom in pixels of the image."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)

@@ -110,7 +110,7 @@ class HfViTModel(HfViTPreTrainedModel):
             bool_masked_pos: (B, N) bool, True for patches that the mask token replaces.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Reading its values
                 breaks the graph of `torch.compile`: do not set `fullgraph=True`.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             kept_patches: (B, K) int64, indices (row by row from 0) of the patches that the blocks process; the other
                 patches are dropped, so that N becomes K (PatchDropout, https://arxiv.org/abs/2208.07220).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

@@ -115,7 +115,7 @@ class ModelInput:
         size: Height and width of the original image in pixels.
         box: Left, top, right and bottom (4,) of the object in pixels, if the input is a crop.
         answer: Result of the pipeline for this input.
-        is_answered: Whether `answer` is set.
+        has_result: Whether `answer` is set.
     """
 
     pixels: Tensor

@@ -369,7 +369,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             ) from error
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
-        """Returns whether attention weights are requested, by the argument or, if it is None, by `config`."""
+        """Returns whether attention weights are requested by the argument or, if it is None, by `config`."""
         wanted = self.config.output_attentions if output_attentions is None else output_attentions
         if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
@@ -379,7 +379,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return bool(wanted)
 
     def requested_hidden_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
-        """Returns which hidden states are requested, by the argument or, if it is None, by `config`."""
+        """Returns the requested hidden states (flag or indices) from the argument or, if it is None, `config`."""
         return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
 
     # Methods that have the same names and arguments as in timm and DINOv2

@@ -46,7 +46,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         bbox_weight: Weight of the L1 distance of boxes in matching and loss. The class loss has weight 1.
         giou_weight: Weight of the generalized IoU of boxes (https://arxiv.org/abs/1902.09630) in matching and loss.
         score_threshold: Default score threshold of the pipeline of a saved model. Training runs set it; `None` means
-            0.5, the default of the stock pipeline.
+            0.5, the default of transformers' pipeline.
     """
 
     choice = "decoder"
@@ -311,7 +311,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         oversample_ratio: Number of random candidate points per point, from which uncertain points are selected.
         importance_sample_ratio: Share of uncertain points among the points; the others are random.
         score_threshold: Default score threshold of the pipeline of a saved model and of evaluations. Training runs set
-            it; `None` means 0.9 in the pipeline, as in the stock pipeline, and 0.5 in evaluations.
+            it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5 in evaluations.
     """
 
     losses = ("class_weight", "mask_weight", "dice_weight")

@@ -196,7 +196,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             labels: Class numbers (B,) int64 or floats (B, num_labels), whose meaning depends on `config.problem_type`;
                 see `classification_loss`. NaN marks a missing label or value.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:

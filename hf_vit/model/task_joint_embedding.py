@@ -254,7 +254,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
                 (B, C, H, W), which have embeddings but no loss.
             local_pixel_values: Local views (B, V - G, C, height, width), usually smaller.
             patch_attention_mask: (B, h, w) bool of single images, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             return_loss: Whether to compute the loss, which draws slices with the global random generator of torch.
             bool_masked_pos: (B, G, N) bool, for "dino", True for patches of global views that a mask token replaces.
             teacher_probs: Assignments (B, G, K) of the teacher; by default this model computes them itself.
@@ -309,7 +309,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         probs: Tensor | None = None,
         patch_probs: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Returns the losses by name, from embeddings (B, V, E) and features (B, G, D) of the global views.
+        """Returns a dictionary of losses of embeddings (B, V, E) and of features (B, G, D) of the global views.
 
         For "dino", they also depend on cosines of masked patches (M, K), masks (B·G, N) and teacher assignments.
         """

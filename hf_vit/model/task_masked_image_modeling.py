@@ -396,7 +396,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             noise: (B, N) floats, an alternative to `bool_masked_pos`: the patches with the largest noise are masked.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom, which is never
                 masked. Both masks break the graph of `torch.compile`: do not set `fullgraph=True`.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             return_loss: Whether to compute the loss. `transformers.Trainer` checks for this argument to decide
                 whether it can evaluate the loss of a model without labels.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

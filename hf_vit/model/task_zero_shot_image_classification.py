@@ -133,7 +133,7 @@ class HfViTTextModel(HfViTPreTrainedModel):
         """Returns the padding mask, causal if configured, in the format of the attention implementation."""
         given = (self.config, hidden_states, attention_mask)
         if not output_attentions:
-            # The name of the fourth argument, the cache, depends on the version of transformers.
+            # Pass the cache (None) by position, because its argument name depends on the version of transformers.
             return create_causal_mask(*given, None) if self.options.is_causal else create_bidirectional_mask(*given)
         texts, length = hidden_states.shape[:2]
         seen = torch.ones(length, length, dtype=torch.bool, device=hidden_states.device)
@@ -334,7 +334,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
         """
         outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
@@ -432,7 +432,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             token_type_ids: (T, S) int64, for text encoders of transformers that accept them.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             return_loss: Whether to compute the loss; there must be one text per image.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
