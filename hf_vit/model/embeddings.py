@@ -101,7 +101,7 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) -> Tensor:
-    """Returns the cosine and sine (2, P + N, d) of the axial rotary positions of a grid, on the device of `like`."""
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, in the dtype and device of `like`."""
     # The d/2 angles are those of the row, then of the column; the second half of a head repeats them. Prefix tokens
     # are not rotated. Angles are computed in float32 or higher. Source: https://arxiv.org/abs/2508.10104; the field
     # `rope_coordinates` of `HfViTConfig` lists the sources of the coordinates.

@@ -272,7 +272,7 @@ def _open_stream(source: str | bytes | bytearray, name: str, timeout: float | No
             ) from error
     try:
         return open(source, "rb")
-    except (OSError, ValueError) as error:  # opening a base64 string as a path raises an error too, if it is long
+    except (OSError, ValueError) as error:  # also raised if the source is a base64 string instead of a path
         if (image := _image_in_base64(source)) is not None:
             return BytesIO(image)
         if not isinstance(error, FileNotFoundError):
