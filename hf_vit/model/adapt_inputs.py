@@ -33,7 +33,7 @@ class HfViTInputSized:
     """Base class of layers and models whose weights depend on image size, patch size, channels or prefix tokens."""
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Raises `ValueError`, before any weight changes, if the layer cannot adapt to the new configuration."""
+        """Raises `ValueError` if the layer cannot adapt to `new`; called before any weight is changed."""
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Resizes the weights of this layer, but not of its submodules, from one configuration to another."""
@@ -41,10 +41,10 @@ class HfViTInputSized:
 
 def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
     """Resizes patch kernels (D, C, p, q) so that their responses to resized patches stay the same."""
-    # FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4: with B the matrix that resizes a patch, the new kernel
-    # is the pseudo-inverse of Bᵀ times the old one. Responses are equal if patches grow; if patches shrink, they are
-    # the best approximation on white noise. B is bicubic and antialiased as in timm; the paper's code uses bilinear.
-    # The inverse amplifies rounding errors, so it is computed in float64 on the CPU.
+    # FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4: if the matrix B resizes a patch, the new kernel is the
+    # pseudo-inverse of Bᵀ times the old kernel. The responses are equal if patches grow, and the best approximation on
+    # white noise if they shrink. B is bicubic and antialiased, as in timm (the paper's code: bilinear). The inverse
+    # amplifies rounding errors, so it is computed in float64 on the CPU.
     old_size = kernels.shape[2:]
     if tuple(old_size) == tuple(new_size):
         return kernels
@@ -73,10 +73,10 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
 def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None:
     """Permanently changes the inputs of a model and its configuration; `None` leaves a field unchanged.
 
-    All changes are checked before the first one is applied. Changed weights are new parameters, trainable if the old
-    ones were: build the optimizer afterwards. If the grid changes, fixed sin-cos positions become learned ones,
-    because their formula would not give the trained positions; rotary "scaled_index" positions keep their scale in
-    `config.rope_grid_size`.
+    All changes are checked before the first one is applied. Changed weights become new parameters, so build the
+    optimizer afterwards; frozen weights stay frozen. If the patch grid changes, fixed sin-cos positions become learned
+    ones, because their formula would not give the positions used in training. Rotary "scaled_index" positions keep
+    the old grid as `config.rope_grid_size`.
 
     Args:
         model: Any model of this package.
@@ -86,10 +86,10 @@ def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None
             the positions are resampled. `config.patch_padding` is scaled by the same factor.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether the model has a CLS token. A new token and its position are initialized randomly.
-        use_distillation_token: Whether the model has a distillation token, with a head on it in a classifier.
+        use_distillation_token: Whether the model has a distillation token. A classifier then has a head on it.
         num_register_tokens: Number of registers. New ones are initialized randomly and appended; surplus ones are
             dropped from the end.
-        pooling: "cls" or "mean"; each can replace the other.
+        pooling: New pooling, "cls" or "mean".
 
     Raises:
         ValueError: if the values are inconsistent or do not fit the model; the message lists valid values.
@@ -147,13 +147,13 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     if new.position_embedding_type == "sincos2d":
         table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
     elif table is not None:
-        # A fixed table that becomes a learned one may have another dtype.
+        # The fixed table may have another dtype than the learned table that replaces it.
         table = as_parameter(_resized_table(table, old, new, draw).to(kernels.dtype), table)
     embeddings.position_embeddings = table
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns the first `count` tokens of (1, any number, D), followed by randomly drawn ones if there are fewer."""
+    """Returns the first `count` of the tokens (1, any number, D); draws missing tokens at random by `draw`."""
     if tokens is None:
         return draw(count)
     missing = count - tokens.shape[1]
@@ -175,7 +175,7 @@ def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Call
 
 
 def as_parameter(values: Tensor, old: Tensor | None) -> nn.Parameter:
-    """Returns `values` as a parameter that is frozen if `old` is; returns `old` itself if nothing has changed."""
+    """Returns `values` as a parameter that is frozen if `old` is frozen; returns `old` itself if `values` is `old`."""
     if not isinstance(old, nn.Parameter):
         return nn.Parameter(values.clone())
     return old if values is old else nn.Parameter(values.clone(), requires_grad=old.requires_grad)

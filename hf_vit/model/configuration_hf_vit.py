@@ -16,11 +16,11 @@ from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
 from .task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS, HfViTTaskFields
 
 
-# Fields that take an int or (height, width), and the units of their values.
+# Fields that accept an int or a pair (height, width), and the units of their values.
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
 # Constructor arguments that are stored as properties rather than fields.
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
-# hf-vit is on no package index yet, so error messages suggest an installation from a checkout.
+# hf-vit is not yet on any package index, so error messages suggest an installation from a repository checkout.
 INSTALL_COMMAND = "pip install . (in a checkout of hf-vit)"
 
 
@@ -39,7 +39,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         hidden_size: Width D of a token.
         num_hidden_layers: Number of blocks.
         num_attention_heads: Number of attention heads; divides `hidden_size`.
-        intermediate_size: Width of the hidden layer of the MLP (of each of the two branches with `use_gated_mlp`).
+        intermediate_size: Width of the hidden layer of the MLP; with `use_gated_mlp`, of each of its two branches.
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         hidden_dropout_prob: Dropout after the embeddings, the attention and the MLP, in [0, 1).
         attention_probs_dropout_prob: Dropout of the attention weights, in [0, 1).
@@ -47,13 +47,13 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             (https://arxiv.org/abs/1603.09382).
         initializer_range: Standard deviation of the truncated normal initialization.
         layer_norm_eps: Epsilon of every norm.
-        image_size: Native height and width of images in pixels, for the position table. Other sizes work too.
+        image_size: Native height and width of images in pixels, for the position table. Models accept other sizes too.
         patch_size: Height and width in pixels of a patch.
         patch_padding: Zero padding in pixels at the top and left of the image; the same number of pixels is cut off at
             the bottom and right (ViTPose, https://arxiv.org/abs/2204.12484: 2).
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
-        key_bias: Whether the key has a bias too if `qkv_bias` is set (DINOv3: no).
+        key_bias: Whether `qkv_bias` also adds a bias to the key (DINOv3: no).
         proj_bias: Whether the output projection of the attention has a bias.
         mlp_bias: Whether the linear layers of the MLP have a bias.
         use_gated_mlp: Whether SwiGLU (https://arxiv.org/abs/2002.05202) replaces the MLP. `hidden_act` is the
@@ -70,19 +70,20 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         use_mask_token: Whether the model has a mask token for `bool_masked_pos`.
         position_embedding_type: "learned" (ViT), "sincos2d" (the fixed table of MAE, https://arxiv.org/abs/2111.06377),
             "rotary" (axial, DINOv3, https://arxiv.org/abs/2508.10104), "learned+rotary" or "none".
-        prefix_has_position: Whether the CLS and distillation tokens have learned positions of their own. Registers
-            have none, because a position would only shift a vector that is learned anyway.
+        prefix_has_position: Whether the position table has rows for the CLS and distillation tokens. Registers have
+            no position, because it would only shift a vector that is learned anyway.
         position_interpolation: Resampling of the position table to another grid, "bicubic" or "bilinear".
-        position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
-        position_interpolation_offset: Added to the rows and columns of the other grid when the scale factor of the
-            resampling is computed: 0.1 in the original code of DINO and of DINOv2 without registers, otherwise 0.
+        position_antialias: Whether the resampling of the position table is antialiased (DINOv2 with registers and
+            timm: yes; ViT: no).
+        position_interpolation_offset: Number added to the rows and columns of the new grid to compute the scale factor
+            of the resampling: 0.1 in the original code of DINO and of DINOv2 without registers, otherwise 0.
         rope_theta: Base period of the rotary positions.
         rope_coordinates: Coordinates of the rotary positions: "centered", patch centers in [-1, 1] times 2·pi
             (DINOv3); "index", row and column numbers (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index",
             row and column numbers scaled so that every image spans `rope_grid_size` (EVA-02,
             https://arxiv.org/abs/2303.11331).
-        rope_grid_size: Rows and columns that "scaled_index" spans; `None` means the grid of `image_size`. EVA-02 at
-            336 pixels keeps the 16 x 16 of its pretraining.
+        rope_grid_size: Rows and columns of the grid to which "scaled_index" scales positions; `None` means the grid of
+            `image_size`. EVA-02 at 336 pixels keeps the 16 x 16 grid of its pretraining.
         window_size: Rows and columns of patches of an attention window; `None` lets every patch attend to the whole
             image. Non-patch tokens attend to all tokens, and all tokens attend to them. If the grid is not a multiple
             of the window size, the last windows are smaller.
@@ -90,20 +91,20 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             (ViTDet, https://arxiv.org/abs/2203.16527); none by default.
         pooling: Pooling of an image: "cls" token, "mean" of the patches, "cls_mean", the concatenation of both (the
             linear protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
-            https://arxiv.org/abs/2303.15343), whose projections always have a bias and whose MLP is never gated.
+            https://arxiv.org/abs/2303.15343). Its projections always have a bias, and its MLP is never gated.
         norm_after_pooling: Whether the final norm acts on the pooled vector instead of the tokens (timm's `fc_norm`,
-            the fine-tuned classifiers of MAE). `last_hidden_state` and the maps of `HfViTBackbone` have no norm then.
+            fine-tuned MAE classifiers). `last_hidden_state` and the maps of `HfViTBackbone` are then not normalized.
         use_pooler: Whether a linear layer with tanh, as in the original ViT, follows the pooling.
         apply_layernorm: Whether `HfViTBackbone` normalizes its feature maps. It has no effect with
-            `norm_after_pooling`; loading with `norm_after_pooling=False` applies that norm to the maps.
+            `norm_after_pooling`. To normalize the maps of such a model, load it with `norm_after_pooling=False`.
         reshape_hidden_states: Whether `HfViTBackbone` returns maps (B, D, h, w) instead of token sequences (B, L, D).
-        out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
-        out_indices: The stages of `out_features` as numbers, 0 for the stem.
-        …_config: Options of a task, one per task; see `HfViTTaskFields`.
+        out_features: Stages ("stem", "stage1", …) that `HfViTBackbone` returns, by default the last one.
+        out_indices: Indices of the stages in `out_features`, 0 for the stem.
+        …_config: Options of one task. There is one such field per task; see `HfViTTaskFields`.
 
     Raises:
-        ValueError: if an unknown argument resembles a field, or the values are inconsistent. The values are checked
-            again when a model is built and when it is saved.
+        ValueError: if the name of an unknown argument resembles that of a field, or values are inconsistent. Values
+            are checked again when a model is built and when it is saved.
     """
 
     model_type = "hf_vit"
@@ -168,7 +169,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON: all options of the model's own task, and changed options of other tasks."""
+        """Returns the fields for JSON: all options of the task of the model, and changed options of other tasks."""
         values = super().to_dict()
         used = {name for model in self.architectures or () for name in MODEL_TASK_CONFIGS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
@@ -221,7 +222,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads config.json and returns its fields and the unused arguments; `OSError` if there is no such file."""
+        """Reads config.json and returns its fields and unused arguments; raises `OSError` if there is no such file."""
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not fields:  # transformers would silently use default values
             raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
@@ -230,7 +231,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds the configuration from a dictionary; `ValueError` for another model type.
+        """Builds the configuration from a dictionary; raises `ValueError` if it belongs to another model type.
 
         Task options given as arguments replace the options in the dictionary one by one. If they select another
         object detection decoder, all detection options in the dictionary are dropped.
@@ -242,11 +243,11 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "checkpoint with HfViTModel.from_pretrained(...) or a task class. This requires the package hf-vit to "
                 "be installed."
             )
-        if cls._has_pipelines:  # avoids a request to trust the checkpoint's code
+        if cls._has_pipelines:  # so that transformers does not ask the user to trust the code in the checkpoint
             config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
-            # With another number of labels, the label names in the checkpoint do not apply.
+            # The label names in the checkpoint do not apply to a different number of labels.
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         for name in TASK_CONFIGS:
             if isinstance(kwargs.get(name), dict):
@@ -260,7 +261,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Saves config.json with all Auto classes and pipelines, and the source files that these refer to."""
+        """Saves config.json, which names the Auto classes and pipelines, and the source files of these classes."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
@@ -286,7 +287,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def rotary_grid_size(self) -> tuple[int, int]:
-        """Rows and columns spanned by rotary positions with `rope_coordinates="scaled_index"` on every image."""
+        """Rows and columns of the grid to which `rope_coordinates="scaled_index"` scales positions."""
         return self.grid_size if self.rope_grid_size is None else to_pair(self.rope_grid_size)
 
     @property
@@ -296,12 +297,12 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def num_prefix_positions(self) -> int:
-        """Number of prefix tokens that have their own row in the learned position table."""
+        """Number of prefix tokens that have a row in the learned position table."""
         return int(self.use_cls_token) + int(self.use_distillation_token) if self.prefix_has_position else 0
 
     @property
     def pooled_size(self) -> int:
-        """Width of `pooler_output`, the input of heads on whole images."""
+        """Width of `pooler_output`, which is the input of image-level heads such as the classifier."""
         return 2 * self.hidden_size if self.pooling == "cls_mean" and not self.use_pooler else self.hidden_size
 
     @property
@@ -316,7 +317,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @BackboneConfigMixin.out_indices.getter
     def out_indices(self) -> list[int]:
-        """Numbers of the stages that `HfViTBackbone` returns, 0 for the stem."""
+        """Indices of the stages that `HfViTBackbone` returns, 0 for the stem."""
         return [self.num_hidden_layers] if self._out_indices is None else self._out_indices
 
     @property
@@ -341,7 +342,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             )
 
     def validate_output_attentions(self) -> None:
-        """Skips the check of transformers that allows only eager attention: the models fall back to it."""
+        """Skips a check of transformers that requires eager attention; the models here switch to it automatically."""
 
     def check(self) -> None:
         """Raises `ValueError` if values are invalid or inconsistent."""
@@ -426,7 +427,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
 
 def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
-    """Converts the class numbers in `id2label` or `label2id`, which JSON and tutorials write as text, to int."""
+    """Converts the class numbers in `id2label` or `label2id` to int; JSON and tutorials write them as strings."""
     try:
         if name == "id2label":
             return {int(number): label for number, label in labels.items()}
@@ -439,7 +440,7 @@ def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
 def check_fields(names: Iterable[str], only_close: bool = False) -> None:
     """Raises `ValueError` if a name is neither a field of `HfViTConfig` nor another argument of its constructor.
 
-    With `only_close`, names that resemble no field are accepted: they may be options of transformers.
+    With `only_close`, only names that resemble a field are rejected: others may be options of transformers.
     """
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, "attn_implementation"}
     public = sorted(name for name in known if not name.startswith("_"))
@@ -452,7 +453,7 @@ def check_fields(names: Iterable[str], only_close: bool = False) -> None:
 
 
 def shape(*numbers: int) -> dict[str, Any]:
-    """Returns hidden size, blocks, attention heads, MLP width and, if given, patch size as configuration fields."""
+    """Converts hidden size, blocks, attention heads, MLP width and optionally patch size to configuration fields."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return dict(zip(names, numbers, strict=False))
 

@@ -24,7 +24,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def is_symbolic(*sizes: int) -> bool:
-    """Returns whether a program is being exported with one of the sizes as a dynamic dimension."""
+    """Returns whether one of the sizes is a dynamic dimension of a program that is being exported."""
     return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
 
 
@@ -33,7 +33,7 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 
     The first `num_prefix` rows are not changed.
     """
-    # With an offset, the table is scaled as for a grid of size `grid` + offset, and only `grid` is computed.
+    # The offset changes only the scale factor: the table is scaled to size `grid` + offset, then cropped to `grid`.
     old_grid, offset = config.grid_size, config.position_interpolation_offset
     mode, antialias = config.position_interpolation, config.position_antialias
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
@@ -52,8 +52,8 @@ def resample_by_products(
     patches: Tensor, old_grid: Grid, new_grid: Grid, mode: str, antialias: bool, offset: float
 ) -> Tensor:
     """Computes `F.interpolate` of patches (K, N, D) for an exported program whose new grid is a dynamic size."""
-    # Resizing is linear: a product with a weight matrix along each side. A program for all sizes must not depend on
-    # whether the grid is the native one, and some runtimes use other cubic weights than torch.
+    # Resizing is linear, so it equals a product with a weight matrix along each side. `F.interpolate` is not exported,
+    # because some runtimes use other cubic weights than torch. One program must handle the native and other grids.
     new = [torch.scalar_tensor(side, dtype=torch.float32, device=patches.device) for side in new_grid]
     is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # the native grid needs no offset
     rows, columns = (
@@ -68,9 +68,9 @@ def resample_by_products(
 def interpolation_weights(
     old: int, new: int, step: Tensor, mode: str, antialias: bool, device: torch.device
 ) -> Tensor:
-    """Returns the weights (new, old) that interpolate `new` values, `step` apart, from `old` values along a side."""
+    """Returns weights (new, old) that interpolate `old` values along a side to `new` values, `step` apart."""
     # Same weights as in torch: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with a = -0.75, or
-    # a = -0.5 with antialiasing. Border values are repeated beyond the border, or ignored there with antialiasing.
+    # a = -0.5 with antialiasing. Values beyond the border are those at the border, or ignored with antialiasing.
     centers = (torch.arange(new, dtype=torch.float32, device=device) + 0.5) * step - 0.5  # (new,)
     margin = 0 if antialias else 2
     places = torch.arange(-margin, old + margin, dtype=torch.float32, device=device)
@@ -101,10 +101,10 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) -> Tensor:
-    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, with dtype and device of `like`."""
-    # Angles of rows, then of columns, both repeated for the second half of the head; prefix tokens are not rotated.
-    # Angles are at least float32. Source: https://arxiv.org/abs/2508.10104; the field `rope_coordinates` of
-    # `HfViTConfig` lists the sources of the coordinates.
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, in the dtype and device of `like`."""
+    # The d/2 angles are those of the row, then of the column; the second half of a head repeats them. Prefix tokens
+    # are not rotated. Angles are computed in float32 or higher. Source: https://arxiv.org/abs/2508.10104; the field
+    # `rope_coordinates` of `HfViTConfig` lists the sources of the coordinates.
     kind, device = config.rope_coordinates, like.device
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(n, dtype=torch.float32, device=device) + first for n in grid]
@@ -131,7 +131,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, config.patch_padding)
 
     def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
-        """Replaces the kernels by (D, C, p, q), and adapts channels, patch size and padding (in pixels) to them."""
+        """Replaces the patch kernels by (D, C, p, q), and sets the padding in pixels, channels and patch size."""
         self.projection.in_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight = kernels
@@ -139,7 +139,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection.padding = (padding, padding)
 
     def grid(self, pixel_values: Tensor) -> Grid:
-        """Returns rows and columns of patches of (B, C, H, W) images; `ValueError` if they do not fit the model."""
+        """Returns the patch grid (h, w) of images (B, C, H, W); raises `ValueError` if they do not fit the model."""
         if pixel_values.ndim != 4:
             raise ValueError(
                 f"pixel_values must be (batch, channels, height, width), not {tuple(pixel_values.shape)}. "
@@ -191,7 +191,7 @@ class HfViTEmbeddings(HfViTInitialized):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def initialize(self, std: float) -> None:
-        """Draws tokens and learned positions; sets the mask token to zero and fixed positions to their formula."""
+        """Draws tokens and learned positions at random; sets the mask token to zero and computes fixed positions."""
         for tokens in (self.cls_token, self.distillation_token, self.register_tokens, self.position_embeddings):
             if isinstance(tokens, nn.Parameter):
                 init.trunc_normal_(tokens, mean=0.0, std=std)
@@ -213,9 +213,9 @@ class HfViTEmbeddings(HfViTInitialized):
 
         Args:
             pixel_values: Images (B, C, H, W).
-            bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, True for real patches, at the top left of the grid. Each image gets
-                positions of its own grid.
+            bool_masked_pos: (B, N) bool, True for patches that the mask token replaces.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The positions of
+                each image are resampled to its grid without padding.
         """
         grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
@@ -231,7 +231,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
-        """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if images or mask do not fit."""
+        """Returns the patch grid (h, w) of images (B, C, H, W); raises `ValueError` if images or mask are invalid."""
         grid = self.patch_embeddings.grid(pixel_values)
         if patch_attention_mask is not None:
             expected = (pixel_values.shape[0], *grid)
@@ -239,7 +239,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return grid
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
-        """Returns positions to add to the tokens: (1, L, D), with a mask (B, L, D); None without a position table."""
+        """Returns the positions of the tokens, (1, L, D), or (B, L, D) if there is a mask; None without a table."""
         table, dtype = self.position_embeddings, self.patch_embeddings.projection.weight.dtype
         if table is None:
             return None
@@ -257,7 +257,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
     def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
-        """Returns rotary cosine and sine, each (1, L, d), with a mask (B, 1, L, d); None without rotary positions."""
+        """Returns rotary cosine and sine, (1, L, d) or with a mask (B, 1, L, d); None without rotary positions."""
         if "rotary" not in self.config.position_embedding_type:
             return None
 
@@ -271,8 +271,9 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns position tables (K, P + N, D), or (B, K, P + N, D) for the grid of each image if there is a mask."""
-    # `table_of` returns the table (K, P + h·w, D) of a grid; `grid` is the grid of the batch. Padding gets zeros.
+    """Returns K position tables (K, P + N, D); with a mask, (B, K, P + N, D) for the grid of each image."""
+    # `table_of` computes the tables (K, P + h·w, D) of a grid; `grid` is the grid of the batch, including padding. The
+    # positions of padding are zero.
     if patch_attention_mask is None:
         return table_of(grid)
     grids = image_grids(patch_attention_mask)
@@ -286,7 +287,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns rows and columns of each image in a mask (B, h, w) bool; `ValueError` if one is not a rectangle."""
+    """Returns the patch grid of each image in a mask (B, h, w); raises `ValueError` if an image is no rectangle."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)

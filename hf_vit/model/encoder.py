@@ -25,10 +25,10 @@ class Windows(NamedTuple):
     """Attention windows of one batch, which replace the attention mask in blocks with window attention."""
 
     grid: Grid  # rows and columns (h, w) of patches
-    size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of it
+    size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of them
     num_prefix: int  # number P of prefix tokens
-    # Mask for the patches of each window, in the form that the attention implementation takes: first the O non-patch
-    # tokens, then the tokens of the window. None if nothing is masked.
+    # Attention mask for the patches of each window, in the format of the attention implementation. It covers the O
+    # non-patch tokens, then the S patches of the window. None if nothing is masked.
     mask: Any = None
     others_mask: Tensor | None = None  # (B, 1, 1, L) bool, mask for the non-patch tokens; None if nothing is masked
 
@@ -43,7 +43,8 @@ class Windows(NamedTuple):
         dropout: float,
     ) -> Tensor:
         """Window attention: a patch attends to its window and all non-patch tokens, which attend to every token."""
-        # `attend` takes query, key and value (B, n, L, d) and a mask; its first output is (B, L, n, d).
+        # The argument `attend` is an attention function of query, key and value (B, n, L, d) and a mask. It returns a
+        # pair, of which the first element is the output (B, L, n, d).
         states = (query, key, value)
         (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(self._split, states)
         batch, num_windows = own_query.shape[:2]
@@ -99,7 +100,7 @@ def count_windows(grid: Grid, size: Grid) -> Grid:
 
 
 def make_window_mask(visible: Tensor, size: Grid, num_others: int) -> Tensor:
-    """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens visible to each window."""
+    """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens that each window attends to."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
     if not num_others:  # padding-only windows attend to themselves, to avoid NaN
         windows = windows | ~windows.any(dim=1, keepdim=True)
@@ -117,10 +118,10 @@ def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int,
 
 
 def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
-    """Returns rows and columns of the attention windows on a patch grid; None if one window covers the grid."""
+    """Returns the rows and columns of an attention window; None if windows are disabled or one covers the grid."""
     if config.window_size is None:
         return None
-    if is_symbolic(*grid):  # an exported program for any grid size keeps windows
+    if is_symbolic(*grid):  # a program exported for any grid size always uses windows
         return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)
@@ -133,12 +134,12 @@ def make_norm(config: HfViTConfig, size: int) -> nn.Module:
 
 
 def make_dropout(config: HfViTConfig) -> nn.Module:
-    """Returns the dropout after attention and MLP; for rate 0 an identity, which is faster by a few percent."""
+    """Returns the dropout after attention and MLP; for rate 0, an identity, which saves a few percent of time."""
     return nn.Dropout(config.hidden_dropout_prob) if config.hidden_dropout_prob else nn.Identity()
 
 
 def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates queries or keys (B, n, L, d) by tables of cosine and sine that broadcast to them."""
+    """Rotates queries or keys (B, n, L, d) by rotary cosine and sine, which must broadcast to (B, n, L, d)."""
     cosine, sine = (table.to(states.dtype) for table in rotary)
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat((-second, first), dim=-1) * sine
@@ -156,7 +157,8 @@ def eager_attention_forward(
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
     """Computes attention of states (B, n, L, d); returns the output (B, L, n, d) and the weights (B, n, L, L)."""
-    # The mask broadcasts to the weights: bool, True where a query may attend, or float, added to the scores.
+    # The mask must broadcast to the weights. A bool mask is True for pairs that may attend; a float mask is added to
+    # the scores.
     scores = query * scaling @ key.transpose(2, 3)  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -176,7 +178,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        self.is_causal = False  # the attention functions of transformers read it
+        self.is_causal = False  # read by the attention functions of transformers
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
         has_split_bias = config.qkv_bias and not config.key_bias
@@ -200,7 +202,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         attention_mask: Tensor | Windows | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Maps (B, L, D) to the output (B, L, D) and weights (B, n, L, L), None if the implementation has none."""
+        """Maps tokens (B, L, D) to outputs (B, L, D) and attention weights (B, n, L, L), or None if not computed."""
         qkv = self.qkv(hidden_states)  # (B, L, 3·D)
         if self.query_bias is not None and self.value_bias is not None:
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
@@ -224,7 +226,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
 
 
 def share_attention_implementation(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
-    """Makes `blocks` of another width use the attention implementation of `config`, even if it changes later."""
+    """Makes `blocks` use the attention implementation of `config`, even if that changes later."""
     for module in blocks.modules():
         if isinstance(module, HfViTAttention):
             module.config, module.is_causal = config, is_causal
@@ -320,7 +322,7 @@ class HfViTDropPath(nn.Module):
         self.rate = rate
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Sets images of a residual branch (B, L, D) to zero, or scales them by 1 / (1 - rate), in training."""
+        """In training, zeroes a residual branch (B, L, D) for random images and scales the rest by 1 / (1 - rate)."""
         if not self.training:
             return hidden_states
         kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
@@ -329,7 +331,7 @@ class HfViTDropPath(nn.Module):
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
     """Applies LayerScale and stochastic depth to a residual branch (B, L, D)."""
-    # Modules without effect are not called: their calls take a tenth of a block's time outside of arithmetic.
+    # Skip modules without effect: their calls take a tenth of the time that a block spends outside of arithmetic.
     scaled = branch if layer_scale is None else layer_scale(branch)
     return drop_path(scaled) if drop_path.rate else scaled
 
@@ -344,7 +346,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
             value = config.layerscale_value
             return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
-        # Computed in Python: tensors have no values while transformers builds a model on the meta device.
+        # The rate is a Python float: tensors have no values while transformers builds a model on the meta device.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
         self.norm1 = make_norm(config, config.hidden_size)
         self.attention = HfViTAttention(config)
@@ -363,7 +365,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> Tensor:
         """Maps tokens (B, L, D) to (B, L, D)."""
-        # Outputs of branches are not assigned to names: the next branch can then reuse their memory in the cache.
+        # Branch outputs are not assigned to variables, so that their memory is free for the next branch.
         context = rotary, attention_mask, output_attentions
         hidden_states = hidden_states + scale_and_drop(
             self.attention(self.norm1(hidden_states), *context)[0], self.layer_scale1, self.drop_path1
@@ -400,10 +402,10 @@ class HfViTEncoder(nn.Module):
 
         Args:
             hidden_states: Tokens (B, L, D): prefix, patches, then queries if there are any.
-            rotary: Cosine and sine for prefix and patches; queries are not rotated.
-            attention_mask: Mask in the form that the attention implementation takes.
-            windows: Windows, see `HfViTBlockRunner.masks`, that replace the mask in all blocks except
-                `config.global_attention_layers`; None lets every block attend to the whole image.
+            rotary: Rotary cosine and sine of the prefix and the patches; queries are not rotated.
+            attention_mask: Mask in the format of the attention implementation.
+            windows: Attention windows from `HfViTBlockRunner.masks`. They replace the mask in all blocks except
+                `config.global_attention_layers`. None means that every block attends to the whole image.
             start: Index of the first block.
             stop: End of the range, as in a slice; None runs to the last block.
             output_attentions: Whether to use eager attention, so that weights can be recorded.

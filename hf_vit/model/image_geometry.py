@@ -1,8 +1,8 @@
 """Image geometry: resizing, center crop, padding with its mask, and crops of single objects.
 
 Coordinates in object crops are continuous, with the center of pixel i at i, as in ViTPose and COCO keypoints. The
-bounds of a crop region are the centers of its outermost pixels, so that points are mapped to the crop, to heatmaps of
-any size and back without a bias ("UDP", https://arxiv.org/abs/1911.07524).
+bounds of a crop region are the centers of its outermost pixels. Points can thus be mapped between image, crop and
+heatmaps of any size without a bias ("UDP", https://arxiv.org/abs/1911.07524).
 
 Shapes: B batch, N objects, K keypoints, C channels, H W pixels of an image, h w patches or pixels of a crop.
 """
@@ -34,14 +34,15 @@ RESIZE_KEYS = (
     ("max_height", "max_width"),
 )
 EXACT_KEYS = RESIZE_KEYS[:1]
-# Rounding of the offset of a center crop if the margin is odd: transformers rounds down; torchvision and timm round to
-# the nearest even number.
+# Roundings of the offset of a center crop with an odd margin. transformers rounds down; torchvision and timm round
+# halves to the nearest even number.
 CROP_ROUNDINGS = ("down", "half_to_even")
-# Rounding of height and width to a multiple of a number of pixels
+# Roundings of height and width to a multiple of `ensure_multiple_of` pixels
 MULTIPLE_ROUNDINGS = ("nearest", "down")
-# About 5800 x 5800 pixels, 400 MB of float32 RGB: more than any ViT takes, and safe to allocate if `size` is mistyped
+# Size limit of resized images: about 5800 x 5800 pixels, 400 MB of float32 RGB. This is more than any ViT needs, and
+# small enough to allocate if `size` is mistyped.
 MAX_OUTPUT_PIXELS = 2**25
-EDGE_TOLERANCE = 1e-3  # in pixels, larger than the rounding errors of coordinates
+EDGE_TOLERANCE = 1e-3  # tolerance in pixels for rounding errors of coordinates at image borders
 
 
 def to_size_dict(
@@ -95,8 +96,8 @@ def compute_resized_size(
     """Returns the height and width in pixels to which an image processor resizes an image.
 
     `size` is an exact height and width or a bound on the edges. With `keep_aspect_ratio` and an exact size, the image
-    is scaled to the height or the width, whichever changes it less. Both sides are then rounded to a multiple of
-    `ensure_multiple_of`, at least one: to the nearest, or down.
+    is scaled to the height or the width, whichever changes it less. Both sides are then rounded to a positive
+    multiple of `ensure_multiple_of`, either to the nearest or down.
 
     Raises:
         ValueError: If the result has more than `MAX_OUTPUT_PIXELS`, for example a thin image with "shortest_edge".
@@ -117,7 +118,7 @@ def compute_resized_size(
 
 
 def _size_of_smaller_change(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Scales (height, width) to one side of `size`, whichever changes it less, without rounding, as in DPT."""
+    """Scales an image to the height or width of `size`, whichever changes it less, without rounding, as in DPT."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
@@ -158,7 +159,7 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
     """Crops the center of an image (..., H, W) to (..., height, width), padding smaller images with `fill`.
 
-    `rounding`, one of `CROP_ROUNDINGS`, rounds the offset of the crop if the margin is odd.
+    `rounding`, one of `CROP_ROUNDINGS`, applies to the offset of the crop if the margin is odd.
     """
     left, right = split_between_ends(width - image.shape[-1], rounding)
     top, bottom = split_between_ends(height - image.shape[-2], rounding)

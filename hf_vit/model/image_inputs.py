@@ -1,6 +1,6 @@
 """Loading of images of any kind as tensors, with checks and color conversion.
 
-Both image processors and all training runs read their inputs by these functions. The pixels equal those of
+Both image processors and all training runs read images with these functions. The pixels are identical to those of
 transformers' pipelines, which open a file with PIL and call `.convert("RGB")`. Shapes: C channels, H W pixels.
 """
 
@@ -30,7 +30,7 @@ logger = logging.get_logger(__name__)
 # Limits for the download of an image: total time in seconds, and size in bytes
 DOWNLOAD_TIMEOUT, MAX_DOWNLOAD_BYTES = 30.0, 100 * 2**20
 EXIF_ORIENTATION = 0x0112
-# Maps PIL modes to torchcodec modes, for JPEG files, which both decode to identical pixels in these modes
+# Maps PIL modes to torchcodec modes. In these modes, both libraries decode JPEG files to identical pixels.
 TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY"}
 # ITU-R 601 luma weights in units of 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
@@ -72,7 +72,7 @@ def read_image(
     tensor (H, W), (C, H, W) or (H, W, C). Float values range from 0 to 255 (or 1 / `rescale_factor`) if `do_rescale`,
     otherwise from 0 to 1 if `do_normalize`. `input_data_format` is inferred by default. `timeout` is the time limit
     of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
-    animation is read, and alpha is dropped. torchcodec decodes JPEG if it is installed, to the same pixels as PIL.
+    animation is read, and alpha is dropped. If torchcodec is installed, it decodes JPEG, to the same pixels as PIL.
 
     Raises:
         OSError: If the image cannot be opened or decoded.
@@ -128,7 +128,7 @@ def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image
         return upright(image, name)
     check_pixel_count(image.height, image.width, name)
     stream.seek(0)
-    # Copy to a writable buffer: torch warns about others, and torchcodec does not suppress this in a thread-safe way.
+    # Copy to a writable buffer: torch warns about read-only buffers, and suppressing the warning is not thread-safe.
     data = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
     try:
         return decode(data, TORCHCODEC_MODES[image.mode])  # (C, H, W)
@@ -144,7 +144,7 @@ def _torchcodec() -> Callable[[torch.Tensor, str], torch.Tensor] | None:
         try:
             from torchcodec.decoders import ImageReadMode
             from torchcodec.decoders import decode_image as decode
-        except Exception as error:  # builds for other versions of torch raise various errors
+        except Exception as error:  # torchcodec raises various errors if it was built for another version of torch
             logger.warning_once(f"torchcodec cannot be imported: {error} Images are decoded by PIL, which is slower.")
             return None
         return lambda data, mode: decode(data, mode=ImageReadMode[mode])
@@ -272,7 +272,7 @@ def _open_stream(source: str | bytes | bytearray, name: str, timeout: float | No
             ) from error
     try:
         return open(source, "rb")
-    except (OSError, ValueError) as error:  # also raised for a base64 string that is too long for a file name
+    except (OSError, ValueError) as error:  # also raised if the source is a base64 string instead of a path
         if (image := _image_in_base64(source)) is not None:
             return BytesIO(image)
         if not isinstance(error, FileNotFoundError):
@@ -294,7 +294,7 @@ def _image_in_base64(text: str) -> bytes | None:
 
 
 def is_transparent(image: "PIL.Image.Image") -> bool:
-    """Returns whether a PIL image has pixels that are not opaque, by an alpha channel or transparent colors."""
+    """Returns whether a PIL image has transparent pixels, due to an alpha channel or a transparent palette color."""
     if not image.has_transparency_data:
         return False
     # PIL can convert the mode La (gray with premultiplied alpha) only to LA.
@@ -311,7 +311,7 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
         mode = _plain_mode(image, num_channels, do_convert_rgb)
         if mode in ("L", "RGB") and is_transparent(image):
             logger.warning_once(ALPHA_DROPPED_MESSAGE)
-        image = image.convert("LA") if image.mode == "La" else image  # the only conversion of La that PIL supports
+        image = image.convert("LA") if image.mode == "La" else image  # PIL can convert mode La only to LA
         return np.array(image if image.mode == mode else image.convert(mode))
     except Exception as error:  # PIL conversions raise various errors
         raise OSError(f"{name} has mode {image.mode!r}, which PIL cannot convert: {error}.") from error
@@ -331,7 +331,7 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
 
 
 def check_bits(image: "PIL.Image.Image", name: str) -> None:
-    """Raises `ValueError` if a PIL image has values that do not fit into 8 bits, which pipelines would clip."""
+    """Raises `ValueError` if a PIL image has values that do not fit into 8 bits: conversion would clip them."""
     if not _may_exceed_8_bits(image):
         return
     values = np.array(image)
@@ -382,7 +382,7 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
             "channels. Pass input_data_format, set num_channels to that of the model, or pass a batch of gray images "
             "as a list."
         )
-    # An axis with exactly `num_channels` entries takes precedence over one that would have to be converted.
+    # An axis with exactly `num_channels` entries is preferred to an axis with another valid number of channels.
     is_first = first == num_channels or (last != num_channels and first in known)
     if first in known and last in known:
         logger.warning_once(
@@ -419,7 +419,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_scale(pixels: torch.Tensor, name: str, white: float) -> None:
-    """Raises `ValueError` for float pixels outside [0, `white`]; warns if they seem to be rescaled already."""
+    """Raises `ValueError` for float pixels outside [0, `white`]; warns if pixels seem to be rescaled already."""
     low, high = (float(value) for value in torch.aminmax(pixels))
     margin = white / 1000  # tolerance for rounding errors of pixel values
     if low < -margin or high > white + margin:

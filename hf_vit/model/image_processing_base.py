@@ -59,7 +59,8 @@ from .task_object_detection import class_scores_of
 OBJECTS = ("boxes", "annotations")  # object detection targets
 Images = list[torch.Tensor]  # (C, H_i, W_i) each
 Sizes = list[tuple[int, int]]  # (Height, width) of each image.
-# Class that loads a saved folder, per backend. transformers alone would record the saved class for both backends.
+# Class that loads a saved image processor, for each backend. Without this mapping, transformers would record the class
+# of the saved object for both backends.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {
         "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
@@ -97,15 +98,15 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     Use the subclass `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be passed to a call.
 
     Args:
-        num_channels: Number of channels C of the model input. For C = 3, gray is repeated; for C = 1, color is
-            converted to luma (ITU-R 601). In both cases alpha is dropped. Other images must have C channels.
+        num_channels: Number of channels C of the model input. For C = 3, gray images are repeated; for C = 1, color
+            images are converted to luma (ITU-R 601); alpha is dropped. For other C, images must have C channels.
         do_convert_rgb: `None` converts as required by `num_channels`. `True` requires `num_channels=3`. `False`
             disables conversion, also of CMYK, YCbCr, HSV and LAB, and requires images with `num_channels` channels.
         do_resize: Whether to resize.
         size: Exact size in pixels as {"height", "width"} or an int for a square. To keep the aspect ratio, use
             {"shortest_edge"}, {"longest_edge"}, both of these, or {"max_height", "max_width"}.
         resample: PIL resampling filter, with antialiasing.
-        ensure_multiple_of: Number of pixels to a multiple of which the resized height and width are rounded.
+        ensure_multiple_of: Number of pixels; the resized height and width are rounded to multiples of it.
         multiple_rounding: Rounding for `ensure_multiple_of`: "nearest", or "down" as in transformers' YOLOS.
         keep_aspect_ratio: Whether to keep the aspect ratio with {"height", "width"}: the image is scaled to the height
             or the width, whichever changes it less, as in transformers' DPT. Other forms of `size` always keep it.
@@ -113,8 +114,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         crop_size: Size of the center crop as {"height", "width"}.
         crop_rounding: Rounding of the offset of the center crop if the margin is odd: "down" as in transformers, or
             "half_to_even" as in torchvision and timm.
-        do_rescale: Whether to multiply pixels by `rescale_factor`. If so, float arrays must hold 0..255, otherwise
-            0..1. Any floats are accepted if both `do_rescale` and `do_normalize` are `False`.
+        do_rescale: Whether to multiply pixels by `rescale_factor`. If so, float arrays must have values from 0 to
+            255, otherwise from 0 to 1. Any floats are accepted if both `do_rescale` and `do_normalize` are `False`.
         rescale_factor: Factor for pixels; 1/255 scales them to [0, 1].
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
         image_mean: One number, or one per channel.
@@ -138,8 +139,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         box_padding: Factor by which boxes are enlarged before they are extended to the aspect ratio of `size`.
         class_scores: Activation that `post_process_object_detection` applies to outputs with logits but without
             probabilities: "softmax", with "no object" as the last class, or "sigmoid".
-        window_scale: Size to which the semantic segmentation pipeline resizes images, as a multiple of `size`, before
-            it predicts sliding windows of `size`. `None` disables windows. It does not affect direct calls.
+        window_scale: Factor of `size` by which the semantic segmentation pipeline enlarges images to predict them in
+            sliding windows of `size`. `None` disables windows. Calls of the image processor ignore it.
 
     Raises:
         ValueError: If options contradict each other.
@@ -149,7 +150,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
 
     resample = PILImageResampling.BILINEAR
-    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # each instance gets its own copy
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # copied for each instance
     do_resize = True
     do_rescale = True
     do_normalize = True
@@ -173,7 +174,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Creates an image processor with the image size, number of channels and task of a model.
 
         Args:
-            model: The model, or its configuration. A configuration contains the task only if it has been saved.
+            model: The model, or its configuration. Only the configuration of a saved model contains the task.
             **overrides: Image processor options that override those of the model.
         """
         is_config = isinstance(model, PreTrainedConfig)
@@ -228,14 +229,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return cls._converter(options, "vit" if is_named else _model_type(name, kwargs)), unused
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options, and `auto_map` with the class that loads them under each backend."""
+        """Returns the options, and the entry `auto_map` with the image processor class of each backend."""
         return {**super().to_dict(), "auto_map": copy.deepcopy(IMAGE_PROCESSOR_AUTO_MAP)}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
         """Saves preprocessor_config.json and the code of its class, and returns the paths of the configuration."""
         copy_code(save_directory)
         files = super().save_pretrained(save_directory)
-        if push_to_hub:  # transformers would upload only the files that it has written itself, without the code
+        if push_to_hub:  # transformers would upload only the files that it writes, without the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files
 
@@ -253,7 +254,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         keypoints: Any = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Converts images to model inputs, and their targets to labels with the same geometry.
+        """Converts images to model inputs, and their targets to labels that match the resized and cropped images.
 
         Targets must have the size of their image. Pass one kind of targets, with one entry per image.
 
@@ -265,7 +266,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             mask_labels: Masks (M, H, W) of each image, with `class_labels`.
             class_labels: Class indices (M,) of the masks or boxes of each image.
             instance_id_to_semantic_id: Class of each segment id, if `segmentation_maps` contain segment ids: one
-                dictionary, or one per image. The labels are then `mask_labels` and `class_labels`.
+                dictionary, or one per image. The resulting labels are `mask_labels` and `class_labels`.
             annotations: `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` per image, in
                 pixels, as in COCO and transformers' DETR. `category_id` is the class index, `image_id` of an image and
                 `area` of an object are optional. Crowds are ignored.
@@ -319,7 +320,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
     def call_options(self, **kwargs: Any) -> dict[str, Any]:
-        """Returns the checked options of a call with `kwargs`, for `read_pixels`, `to_model_size`, `finish_batch`."""
+        """Returns the checked options of a call, as a dictionary that `read_pixels` and other methods accept."""
         validate_typed_dict(self.valid_kwargs, kwargs)
         own = {name: getattr(self, name, None) for name in self._valid_kwargs_names}
         options = self._standardize_kwargs(**{**own, **channels_given(**kwargs), **kwargs})
@@ -481,7 +482,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return BatchFeature({**features, **self._to_batch_feature(labels, kwargs["return_tensors"])})
 
     def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
-        """Stacks labels, which have one shape; masks, whose number differs between images, remain a list."""
+        """Stacks label maps, which have the same shape; masks remain a list, because their number varies by image."""
         if return_tensors is None:
             return self._to_batch_feature({name: values}, None)[name]
         if name == "labels":
@@ -581,7 +582,7 @@ def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
-    """Returns `model_type` from the config.json of a folder or repository, or next to a file; by default "vit"."""
+    """Returns `model_type` from config.json in a folder or repository, or next to a file; the default is "vit"."""
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
     file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
@@ -611,7 +612,7 @@ def _normalize(
 def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
     """Returns `num_channels` for a call with 2, 4 or more values in both `image_mean` and `image_std`.
 
-    Returns an empty dictionary otherwise: images can be converted to 1 or 3 channels.
+    Otherwise returns an empty dictionary: images can be converted to 1 or 3 channels, so the option still applies.
     """
     if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
         return {}

@@ -38,7 +38,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
-        """Resizes images (B, C, H, W) by torchvision if its result matches PIL closely enough, otherwise by PIL."""
+        """Resizes images (B, C, H, W) by torchvision if the result is close enough to that of PIL, else by PIL."""
         is_shrunk = height <= images.shape[-2] and width <= images.shape[-1]
         is_exact = resample == PILImageResampling.BILINEAR and is_shrunk
         is_on_gpu = images.device.type != "cpu"

@@ -22,7 +22,7 @@ from .image_inputs import array_to_tensor, is_pil, name_with_source, open_image,
 IGNORED_LABEL = 255  # Value of unlabeled pixels in semantic segmentation maps.
 NO_SEGMENT = -1  # Value of pixels without a segment in maps of segment ids.
 KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
-WITH_CLASSES = ("mask_labels", "boxes")  # target kinds that require class_labels
+WITH_CLASSES = ("mask_labels", "boxes")  # kinds of targets that require class_labels
 DIMENSIONS = {
     "segmentation_maps": "(height, width)",
     "depth_maps": "(height, width)",
@@ -30,7 +30,7 @@ DIMENSIONS = {
     "boxes": "(objects, 4)",
     "keypoints": "(objects, keypoints, 3)",
 }
-# PIL modes with one integer per pixel; for palette images ("P"), this is the palette index
+# PIL modes with one integer per pixel. For palette images ("P"), the integer is the palette index.
 INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -113,7 +113,7 @@ def encode_targets(
 
 
 def target_kind(targets: dict[str, Any]) -> str:
-    """Returns the kind of the given targets, one of `KINDS` or ""; raises `ValueError` if arguments conflict."""
+    """Returns the kind of the given targets, one of `KINDS`, or "" if there are none; `ValueError` on conflicts."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one kind. Pass one of them.")
@@ -379,7 +379,7 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
                 f"{place} has the bbox {box}, but must be [left, top, width, height] in pixels, with no negative size."
             )
         boxes.append([box[0], box[1], box[0] + box[2], box[1] + box[3]])
-        try:  # augmentations that store the class next to the box return it as a float
+        try:  # some augmentations store the class in the box array and thus return it as a float
             classes.append(int(number) if isinstance(number, float) and number.is_integer() else index_of(number))
         except TypeError as error:
             raise TypeError(f"{place} has the category_id {number!r}, but class indices are integers.") from error
@@ -412,8 +412,8 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
     """Clips boxes (N, 4) in pixels to the window of the image that the model sees, and makes them relative to it.
 
-    Returns the remaining boxes (M, 4) as center x, center y, width and height relative to the window, and a mask (N,)
-    that is True for the boxes that overlap the window. `size` is the height and width of the image.
+    Returns the boxes (M, 4) that overlap the window, as center x, center y, width and height relative to it, and a
+    mask (N,) that is True for these boxes. `size` is the height and width of the image.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
@@ -424,7 +424,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> 
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Converts boxes (..., 4) relative to the window that the model sees to left, top, right, bottom in pixels."""
+    """Converts boxes (..., 4), relative to the window, to left, top, right and bottom in pixels of the image."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
@@ -457,13 +457,13 @@ def describe_annotations(
     inputs: list[tuple[int, ...]],
     **options: Any,
 ) -> list[dict[str, Tensor]]:
-    """Returns the labels of each image with the same entries as in transformers' DETR, and `window`.
+    """Returns the labels of each image: the entries of transformers' DETR, and additionally `window`.
 
     - `class_labels` (M,), and `boxes` (M, 4) relative to the whole image, even if the model sees only a part of it.
     - `area` (M,) in pixels of the resized image, and `iscrowd` (M,), which is always 0.
     - `orig_size` and `size` (2,): height and width of the image, and of the model input.
     - `image_id` (1,), if the annotations of all images have one.
-    - `window` (4,): the part of the image that the model sees as left, top, right and bottom relative to the image.
+    - `window` (4,): part of the image that the model sees, as left, top, right and bottom relative to the image.
       `HfViTForObjectDetection` uses it to convert boxes to ones relative to this part.
 
     `inputs` are (height, width) of the model inputs; the other arguments are those of `encode_objects`.

@@ -17,12 +17,12 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from .shared import run_unpadded, sum_over_processes, to_float32_or_higher
 
 
-# Initial logit of each class for a prior probability of 0.01, as most queries have no class (RetinaNet,
+# Initial logit of each class, for a probability of 0.01, because most queries do not match an object (RetinaNet,
 # https://arxiv.org/abs/1708.02002)
 PRIOR_BIAS = math.log(0.01 / 0.99)
 
 
-# transformers does not initialize remote-code modules without own parameters, so subclasses must have parameters.
+# Subclasses must have parameters: transformers does not initialize remote-code modules that have none.
 class HfViTInitialized(nn.Module):
     """Base class of layers that initialize their own weights; other layers are initialized according to their type."""
 
@@ -54,8 +54,8 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
     """A convolution of a head, initialized by fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
-    initial_gain = 1.0  # Factor of the fan-in limit of initial weights.
-    initial_limit: float | None = None  # Replaces the fan-in limit of initial weights.
+    initial_gain = 1.0  # Factor by which the fan-in limit of the initial weights is multiplied.
+    initial_limit: float | None = None  # Limit of the initial weights that replaces the fan-in limit.
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly from [-limit, limit] and sets the bias to `initial_bias`."""
@@ -67,7 +67,7 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps (B, C, H, W) to (B, C', H', W')."""
-        # DDP expects gradients with the strides of the weight. The view ensures them for any memory format of maps.
+        # DDP expects gradients with the strides of the weight. This view ensures it for any memory format of inputs.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)
 
@@ -76,7 +76,7 @@ class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
     """A transposed convolution of a head, initialized by fan-in (He)."""
 
     def initialize(self, std: float) -> None:
-        """Draws weights uniformly; per output pixel, fan-in includes only each stride-th kernel row and column."""
+        """Draws weights uniformly. Fan-in counts only the kernel elements that contribute to one output pixel."""
         limit = math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
         init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
@@ -116,7 +116,7 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 
     def append_to(self, hidden_states: Tensor) -> Tensor:
         """Appends the queries to tokens (B, P + N, D) and returns (B, P + N + Q, D)."""
-        # `weight` may be offloaded to disk and is loaded only in a forward call, so it is not read directly.
+        # Call the module instead of reading `weight`, which accelerate may have offloaded to disk.
         queries = self(torch.arange(self.num_embeddings, device=hidden_states.device))
         queries = queries.to(hidden_states.device).expand(hidden_states.shape[0], -1, -1)
         return torch.cat((hidden_states, queries), dim=1)
@@ -125,7 +125,7 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 class HfViTPredictionHead(nn.Module):
     """An MLP with ReLU that computes `out_size` predictions from queries of width `size`."""
 
-    # `start` is passed to the last layer: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
+    # `start` contains arguments of the last layer: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
 
     def __init__(self, size: int, out_size: int, num_layers: int = 3, **start: Any) -> None:
         super().__init__()
@@ -161,8 +161,9 @@ class HfViTInstanceNorm2d(nn.GroupNorm):
 class HfViTBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the patches of all processes, excluding padding."""
 
-    # The synchronized batch norm of torch works only on GPUs and does not exclude padding. Gradients of several
-    # processes equal those of one process with the whole batch; accumulated batches are normalized separately.
+    # Replaces the synchronized batch norm of torch, which works only on GPUs and does not exclude padding. Several
+    # processes get the same gradients as one process with the whole batch. Accumulated batches are normalized
+    # separately.
 
     running_mean: Tensor
     running_var: Tensor
@@ -198,7 +199,7 @@ def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2
 
 
 class HfViTFanInLinear(HfViTInitialized, nn.Linear):
-    """A linear layer that keeps the standard deviation of its input, independently of `config.initializer_range`."""
+    """A linear layer with initial weights that preserve the standard deviation, ignoring `initializer_range`."""
 
     def initialize(self, std: float) -> None:
         """Draws weights by fan-in (LeCun) and sets the bias to zero."""
@@ -208,7 +209,7 @@ class HfViTFanInLinear(HfViTInitialized, nn.Linear):
 
 
 class HfViTNamedHead(nn.Module):
-    """Wraps a head under the name of its type, so that weights of one type are never loaded into another."""
+    """Stores a head under the name of its type, so that weights are never loaded into a head of another type."""
 
     def __init__(self, name: str, decoder: nn.Module) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_images(pixel_values: Tensor | None) -> Tensor:
-    """Returns the images; `ValueError` if they are missing, `TypeError` if they are not a tensor."""
+    """Returns the images; raises `ValueError` if they are missing, and `TypeError` if they are not a tensor."""
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
@@ -52,8 +52,8 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 def select_hidden_states(
     states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]
 ) -> tuple[Tensor | None, ...] | None:
-    """Returns the hidden states that `output_hidden_states` selects, with None in the places of the others."""
-    # `wanted` is a flag or indices, negative ones from the end. Same behavior as in transformers 5.23 and later.
+    """Returns all hidden states, with those that `output_hidden_states` does not select replaced by None."""
+    # `wanted` is a flag or a list of indices, which may be negative, as in transformers 5.23 and later.
     if not wanted or wanted is True:
         return states if wanted else None
     numbers = [wanted] if isinstance(wanted, int) else wanted
@@ -72,8 +72,8 @@ class HfViTModel(HfViTPreTrainedModel):
 
     Args:
         config: The configuration.
-        add_pooling_layer: Whether the model has the weights of the pooled output and returns `pooler_output`. False
-            removes them, whatever the configuration is.
+        add_pooling_layer: Whether the model has pooling layers and returns `pooler_output`. False removes the layers,
+            regardless of the configuration.
     """
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
@@ -107,12 +107,12 @@ class HfViTModel(HfViTPreTrainedModel):
 
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
-            bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
-                images are read from it, which breaks the graph of `torch.compile`: do not set fullgraph.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
-            kept_patches: (B, K) int64, indices (row by row from 0) of the patches that the blocks process, so that N
-                becomes K. For training runs that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
+            bool_masked_pos: (B, N) bool, True for patches that the mask token replaces.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Reading its values
+                breaks the graph of `torch.compile`: do not set `fullgraph=True`.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
+            kept_patches: (B, K) int64, indices (row by row from 0) of the patches that the blocks process; the other
+                patches are dropped, so that N becomes K (PatchDropout, https://arxiv.org/abs/2208.07220).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -177,7 +177,7 @@ class HfViTModel(HfViTPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Returns the input (B, P + N, D) of the first block, and a runner for heads that use tokens between blocks.
+        """Returns the input (B, P + N, D) of the first block, and a runner with which a head can run the blocks.
 
         `kwargs` may contain `output_attentions`, as in `forward`.
         """
@@ -214,7 +214,7 @@ class HfViTBlockRunner:
             ValueError: if `kept_patches` has the wrong shape, or the model has window attention.
         """
         config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
-        batch = hidden_states.shape[0]  # `len` would fix the batch size in a traced program
+        batch = hidden_states.shape[0]  # `len` would make the batch size a constant in a traced program
         if config.window_size is not None:
             raise ValueError(
                 f"kept_patches leaves holes in the patch grid, which window_size={config.window_size} does not "
@@ -234,7 +234,7 @@ class HfViTBlockRunner:
         return keep(hidden_states[:, None])[:, 0], replace(self, rotary=rotary, patch_attention_mask=visible)
 
     def visible_tokens(self, hidden_states: Tensor) -> Tensor | None:
-        """Returns a mask (B, L) bool for tokens (B, L, D) with queries, False for padding; None without padding."""
+        """Returns a mask (B, L) of tokens (B, L, D), including queries, False for padding; None without padding."""
         if self.patch_attention_mask is None:
             return None
         visible = self.patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -245,7 +245,7 @@ class HfViTBlockRunner:
     def attention_mask(self, hidden_states: Tensor) -> Any:
         """Returns the padding mask of tokens (B, L, D), including queries at the end; None without padding.
 
-        The mask has the format of the attention implementation, which is the eager one with `output_attentions`.
+        The mask has the format of the attention implementation. With `output_attentions`, this is eager attention.
         """
         visible = self.visible_tokens(hidden_states)
         if visible is None or self.output_attentions:
@@ -253,7 +253,7 @@ class HfViTBlockRunner:
         return create_bidirectional_mask(self.model.config, inputs_embeds=hidden_states, attention_mask=visible)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
-        """Returns the arguments of `run` for tokens (B, L, D): the attention mask, and the windows for its blocks."""
+        """Returns mask arguments of `run` for tokens (B, L, D): the attention mask, and the attention windows."""
         mask = self.attention_mask(hidden_states)
         return {"attention_mask": mask, "windows": self._windows(hidden_states, mask)}
 
@@ -296,7 +296,7 @@ class HfViTBlockRunner:
         **masks: Any,
     ) -> Tensor:
         """Runs the blocks from `start` to `stop`, exclusive, on tokens (B, L, D) and returns the tokens."""
-        # `encoder` holds additional blocks after those of the model; `masks` is the result of the method `masks`.
+        # `encoder` may contain additional blocks that follow those of the model; `masks` are results of `self.masks`.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         return encoder(hidden_states, start=start, stop=stop, **options, **masks)
@@ -312,7 +312,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.post_init()
 
     def post_init(self) -> None:
-        """Skips the hooks of the mixin: the inner model has its own, and outputs would be recorded twice."""
+        """Installs no recording hooks: the inner model has them already, and outputs would be recorded twice."""
         HfViTPreTrainedModel.post_init(self)
 
     @BackboneMixin.out_features.getter
@@ -360,8 +360,8 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
         """Runs the model and returns its outputs and the tokens of blocks `out_indices`; 0 is the encoder input."""
-        # Per block: patches as maps (B, D, h, w) and prefix tokens (B, P, D), after the final norm if
-        # `config.apply_layernorm` is True.
+        # For each block, the tokens are split into patch maps (B, D, h, w) and prefix tokens (B, P, D). They are
+        # normalized by the final norm if `config.apply_layernorm` is True.
         requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
         outputs = self.model(
@@ -380,7 +380,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
 
 
 class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtractionPipeline):
-    """The stock feature extraction pipeline with batching; see `BatchedImagePipeline`."""
+    """Feature extraction pipeline of transformers with batching; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
     needs_head: ClassVar[bool] = False

@@ -14,11 +14,11 @@ def option(default: Any, interval: str = "", hint: str = "", of: str = "") -> An
 
     Args:
         default: Default value.
-        interval: Accepted interval, such as "[0, 1)" or "(0, inf)", of a number or of each number of a list. None is
-            always accepted; infinity and NaN never are.
-        hint: Meaning of one end of the interval, for the error message.
-        of: Value of the field `choice` of the class under which the option has an effect. Loading a checkpoint with
-            another choice drops the saved value.
+        interval: Interval of accepted numbers, such as "[0, 1)" or "(0, inf)". In a list, it applies to each number.
+            None is always accepted; infinity and NaN are never accepted.
+        hint: Explanation of a bound of the interval, for the error message.
+        of: Value of the selecting field (see `HfViTTaskConfig.choice`) for which the option has an effect. If a
+            checkpoint is loaded with another value of that field, the saved option is dropped.
     """
     return field(default=default, metadata={"interval": interval, "hint": hint, "of": of})
 
@@ -46,14 +46,14 @@ def is_within(value: Any, interval: str) -> bool:
 class HfViTTaskConfig:
     """Base class of the options of one task."""
 
-    # Name of the field, if any, whose value selects the other options that have an effect
+    # Name of the field, such as "decoder", that determines which other options have an effect; "" if there is none
     choice: ClassVar[str] = ""
     # Names of the loss weights, at least one of which must be positive
     losses: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def make(cls, options: dict[str, Any]) -> Self:
-        """Builds the options from a dictionary of config.json; `ValueError` for unknown names and invalid values."""
+        """Builds the options from a dictionary in config.json; raises `ValueError` if names or values are invalid."""
         names = [field.name for field in fields(cls)]
         if unknown := sorted(set(options) - set(names)):
             raise ValueError(f"{cls.__name__} has no option {', '.join(unknown)}. Options: {', '.join(names)}.")
@@ -61,12 +61,12 @@ class HfViTTaskConfig:
 
     @classmethod
     def of(cls, options: Self | dict[str, Any] | None) -> Self:
-        """Returns a field of `HfViTConfig` as an instance of this class; `None` gives the defaults."""
+        """Converts the value of a field of `HfViTConfig` to an instance of this class; `None` gives the defaults."""
         return cls.make(options or {}) if options is None or isinstance(options, dict) else options
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges the given options into the saved ones; a new value of `choice` drops the options of the old one."""
+        """Merges given options into saved ones; if the field `choice` changes, drops the options of its old value."""
         chosen = saved.get(cls.choice, vars(cls).get(cls.choice))
         if given.get(cls.choice, chosen) != chosen:
             saved = {name: value for name, value in saved.items() if name not in cls.options_of()}
@@ -74,7 +74,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
-        """Returns the names of options that apply only to the value `chosen` of `choice`; None selects all values."""
+        """Returns the options that apply only if the field `choice` is `chosen`; for None, those of all its values."""
         owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 
@@ -115,7 +115,7 @@ class HfViTTaskConfig:
 
 
 def tuples_to_lists(value: Any) -> Any:
-    """Converts tuples to lists, also inside lists and tuples."""
+    """Converts tuples to lists, including nested ones."""
     return [tuples_to_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 

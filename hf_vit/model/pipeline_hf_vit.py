@@ -26,7 +26,7 @@ from .task_configurations import TASK_CONFIGS
 
 
 AUTO = "auto"  # Value of batch_size and num_workers that selects a default for the device.
-# Default batch sizes on a CPU and on other devices, for images of 224 x 224 pixels.
+# Default batch sizes on a CPU and on other devices, for images of `NATIVE_PIXELS`, 224 x 224.
 CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def trained_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
-    """Returns `threshold`, the score threshold that was selected in the training run of a model, or an empty dict.
+    """Returns {"threshold": value} with the score threshold selected in training, or {} if there is none.
 
     Args:
         config: Configuration of any model.
@@ -51,8 +51,8 @@ def trained_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
 class ReadAhead(Generic[S, T]):
     """Applies `read` to the items of a source in background threads and yields the results in order.
 
-    At most `limit` items are prefetched, which bounds memory for sources of any length. The background threads take
-    items from the source one at a time. Exceptions of the source or of `read` are raised when the item is reached.
+    At most `limit` items are prefetched, which limits the memory for sources of any length. Only one thread at a time
+    takes an item from the source. Exceptions of the source or of `read` are raised when iteration reaches the item.
 
     Args:
         source: Iterable of items, which may block until the next item is available.
@@ -91,7 +91,7 @@ class ReadAhead(Generic[S, T]):
                 result: Future[T] = Future()
                 try:
                     item = next(self._items)
-                except BaseException as error:  # StopIteration, or an error that is raised in the iterating thread
+                except BaseException as error:  # StopIteration, or an error to raise again in the iterating thread
                     self._is_closed = True
                     if not isinstance(error, StopIteration):
                         result.set_exception(error)
@@ -115,7 +115,7 @@ class ModelInput:
         size: Height and width of the original image in pixels.
         box: Left, top, right and bottom (4,) of the object in pixels, if the input is a crop.
         answer: Result of the pipeline for this input.
-        is_answered: Whether `answer` is set.
+        has_result: Whether `answer` is set.
     """
 
     pixels: Tensor
@@ -134,7 +134,7 @@ class Photo:
 
 
 class Answers(IterableDataset[Any]):
-    """Lazy iterable over the results for a dataset or generator, which can be the input of another pipeline."""
+    """Lazy iterable over the results for a dataset or generator. It can be the input of another pipeline."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], inputs: Any) -> None:
         self.start, self.inputs = start, inputs
@@ -153,12 +153,12 @@ class BatchedImagePipeline(Pipeline):
     are added to those of transformers. The first three can also be passed to a call.
 
     Args:
-        batch_size: Number of images per forward pass, which may differ in size. The default depends on the device. For
-            generators, batches by default contain only the items that are already available, because a generator may
+        batch_size: Number of images per forward pass; image sizes may differ. The default depends on the device. For
+            generators, default batches contain only the items that are already available, because a generator may
             wait for a result before it yields the next item.
         num_workers: Number of threads that read images during forward passes; 0 reads in the calling thread. The
-            default depends on the device. Threads consume a generator outside the calling thread, and read at most two
-            batches ahead.
+            default depends on the device. Generators then run in these threads rather than in the calling thread, at
+            most two batches ahead.
         on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
         optimize: True, or a dictionary of options, to apply `optimize_for_inference` to the model. The model is
             optimized for one batch size, which becomes that of the pipeline; on a CPU, the default is 1.
@@ -171,7 +171,7 @@ class BatchedImagePipeline(Pipeline):
     needs_head: ClassVar[bool] = True  # Whether untrained head weights are an error.
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Creates a pipeline, or one of transformers' original class if the model is not from this package."""
+        """Creates a pipeline; for models of other packages, it has the original pipeline class of transformers."""
         if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
             if kwargs.pop("optimize", None):
                 raise ValueError(f"optimize supports only hf_vit models, not {type(model).__name__}. Omit it.")
@@ -198,7 +198,7 @@ class BatchedImagePipeline(Pipeline):
             self._batch_size = options["batch_size"]  # the model is optimized for this batch size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result for an image, or a list of results for several; `[]` for an empty list or dataset."""
+        """Returns the result for one image, or a list of results for several images, which may be empty."""
         inputs = args[0] if args else kwargs.get("inputs", kwargs.get("images"))
         is_empty = isinstance(inputs, list | tuple | Dataset) and isinstance(inputs, Sized) and len(inputs) == 0
         return [] if is_empty else super().__call__(*args, **kwargs)
@@ -228,7 +228,7 @@ class BatchedImagePipeline(Pipeline):
 
     def _is_fast(self, preprocess_params: dict[str, Any]) -> bool:
         """Returns whether the image processor is from this package, as required for batched processing."""
-        # Compare names: remote code is imported separately for pipeline and image processor, with different classes.
+        # Compare names instead of classes: remote code is imported twice, for the pipeline and the image processor.
         name = type(self.image_processor).__name__
         is_ours = name.startswith("HfViTImageProcessor")
         if not is_ours and "on_error" in preprocess_params:
@@ -267,7 +267,7 @@ class BatchedImagePipeline(Pipeline):
     def _read_all(
         self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
     ) -> tuple[Iterable[Photo], Callable[[], bool]]:
-        """Returns an iterable over all images, and a function that returns whether the next image is not ready yet."""
+        """Returns an iterable over all images, and a function that returns whether the next one is not ready yet."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
         given = zip((num_workers, batch_size), self.default_counts(), strict=True)
@@ -286,7 +286,7 @@ class BatchedImagePipeline(Pipeline):
 
     def default_counts(self) -> tuple[int, int]:
         """Returns the default number of reader threads and the default batch size for the device."""
-        if self.device.type == "cpu":  # few threads: the model uses all cores and takes longer than reading
+        if self.device.type == "cpu":  # few reader threads: the model uses all cores and is slower than reading
             return max(1, torch.get_num_threads() // 4), CPU_BATCH
         return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
 
@@ -299,7 +299,7 @@ class BatchedImagePipeline(Pipeline):
             return Photo([], str(error))
 
     def _answer_batch(self, parts: list[ModelInput], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
-        """Runs the model on inputs, batched by shape and dtype, and stores their results."""
+        """Runs the model on batches of inputs with the same shape and dtype, and stores the results in the inputs."""
         groups: dict[Any, list[ModelInput]] = {}
         for part in parts:
             groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
@@ -338,19 +338,19 @@ class BatchedImagePipeline(Pipeline):
         raise NotImplementedError
 
     def join_results(self, parts: list[ModelInput]) -> Any:
-        """Returns the result for an image from the results for its inputs."""
+        """Combines the results for all model inputs of an image, such as object crops, to the result for the image."""
         return parts[0].answer
 
 
 def check_on_error(on_error: str | None) -> dict[str, str]:
-    """Returns `{"on_error": on_error}`, or an empty dict for `None`; raises `ValueError` for unknown values."""
+    """Returns `{"on_error": on_error}`, or `{}` if it is `None`; raises `ValueError` for unknown values."""
     if on_error not in (None, *ON_ERROR):
         raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
     return {} if on_error is None else {"on_error": on_error}
 
 
 def optimize_model(model: Any, options: dict[str, Any]) -> Any:
-    """Returns an optimized model with the same interface; its `report` lists the variants that were measured.
+    """Returns an optimized model with the same interface. Its `report` lists the measured variants.
 
     Raises:
         ImportError: If `hf_vit` is not installed: the code saved with checkpoints does not include the optimization.
@@ -365,7 +365,7 @@ def optimize_model(model: Any, options: dict[str, Any]) -> Any:
 
 
 def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
-    """Yields a function for each item of a list or dataset that loads the item when called, one thread at a time."""
+    """Yields a function for each item of a list or dataset. It loads the item, one thread at a time."""
     lock = Lock()
 
     def get(index: int) -> Any:

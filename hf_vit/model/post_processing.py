@@ -25,7 +25,7 @@ from .task_object_detection import box_overlaps, class_probabilities
 
 CLASS_SCORES = ("softmax", "sigmoid", None)  # Activations of object detection logits, None if unknown.
 Sizes = Any  # List of (height, width), or a tensor (B, 2).
-# Number of elements in a band of rows: 4 MB of float32, which fit into the CPU cache.
+# Results are computed in bands of rows with this number of elements: 4 MB of float32, which fit into the CPU cache.
 BAND_NUMEL = 2**20
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
@@ -38,7 +38,7 @@ MODELS = {
 
 
 def outputs_as_mapping(outputs: Any) -> Mapping[str, Any]:
-    """Returns the outputs of a model as a mapping of names to tensors; raises `ValueError` if they have no names."""
+    """Converts model outputs to a mapping from names to tensors; raises `ValueError` if they are not named."""
     if is_dataclass(outputs) and not isinstance(outputs, Mapping):
         outputs = vars(outputs)  # transformers' example scripts pass dataclasses
     if not isinstance(outputs, Mapping):
@@ -47,7 +47,7 @@ def outputs_as_mapping(outputs: Any) -> Mapping[str, Any]:
 
 
 def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str) -> None:
-    """Raises `ValueError` unless outputs contain tensors with the names and numbers of dimensions in `fields`."""
+    """Raises `ValueError` unless outputs contain all `fields`, a mapping from names to numbers of dimensions."""
     for name, dimensions in fields.items():
         if name not in outputs or outputs[name].ndim != dimensions:
             found = ", ".join(f"{key} {tuple(x.shape)}" for key, x in outputs.items() if isinstance(x, Tensor))
@@ -72,7 +72,7 @@ def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> 
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
-    """Returns the height and width of each result: `target_sizes`, or by default the size of its map (..., h, w)."""
+    """Returns the height and width of each result: `target_sizes`, or by default the sizes of the maps (..., h, w)."""
     if target_sizes is None:
         return [(values.shape[-2], values.shape[-1]) for values in maps]
     return read_sizes(target_sizes, len(maps))
@@ -109,7 +109,7 @@ class HfViTPostProcessing:
     size: ClassVar[dict[str, int]]
     do_affine_crop: bool | None
     box_padding: float
-    call_options: Callable[..., dict[str, Any]]  # returns all options by name
+    call_options: Callable[..., dict[str, Any]]  # returns all options as a dictionary
 
     @property
     def window_size(self) -> tuple[int, int]:
@@ -183,7 +183,7 @@ class HfViTPostProcessing:
         return_binary_maps: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns the instances in every image, as in transformers' EoMT: one per query, so that they can overlap.
+        """Returns the instances in every image, as in transformers' EoMT: one per query. Instances can overlap.
 
         Args:
             outputs: Outputs of a universal segmentation model: `class_queries_logits` (B, Q, K + 1) and
@@ -199,9 +199,9 @@ class HfViTPostProcessing:
 
         Returns:
             For each image `{"segmentation", "segments_info"}`. `segments_info` lists `{"id", "label_id", "score"}` of
-            each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance; where instances
-            overlap, the last one wins. With `return_binary_maps`, it is masks (M, H, W) bool, with
-            `return_coco_annotation` the runs of each mask, row by row: [first pixel, starting at 1, length, ...].
+            each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance; the last
+            of overlapping instances wins. With `return_binary_maps`, it is masks (M, H, W) bool; with
+            `return_coco_annotation`, the row-major run lengths of each mask: [first pixel, from 1, length, ...].
 
         Raises:
             ValueError: If the outputs are of another model or do not match the sizes or the mask, a threshold is not
@@ -246,8 +246,8 @@ class HfViTPostProcessing:
                 `masks_queries_logits` (B, Q, h, w), or of a semantic segmentation model, `logits` (B, K, h, w).
             threshold: Class probability above which a query becomes a segment.
             mask_threshold: Minimum probability of the pixels of a mask.
-            overlap_mask_area_threshold: Fraction of its mask area that a segment must exceed to be kept, after pixels
-                of other segments are removed.
+            overlap_mask_area_threshold: Minimum fraction of its mask area that a segment must keep after overlapping
+                pixels are assigned to other segments; otherwise it is dropped.
             label_ids_to_fuse: Classes merged into one segment per image; by default those of the image processor.
             target_sizes: Height and width of each result in pixels; by default those of the outputs.
             patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
@@ -321,7 +321,7 @@ class HfViTPostProcessing:
     ) -> list[dict[str, Tensor]]:
         """Returns the objects in every image, in descending order of their scores.
 
-        Candidates are the Q pairs of a query and a class with the highest probabilities, for Q queries.
+        With Q queries, the candidates are the Q pairs of query and class with the highest probabilities.
 
         Args:
             outputs: Outputs of an object detection model: `probabilities` (B, Q, K), or `logits` if `class_scores` is
@@ -418,7 +418,7 @@ class HfViTPostProcessing:
         maps, options = _masked_maps(outputs, fields, patch_attention_mask), self.call_options()
         if not options["do_pad"] or patch_attention_mask is not None or target_sizes is None:
             return maps
-        # Hidden padding consists of whole patches; visible padding, of any number of pixels.
+        # Padding that is hidden from the model consists of whole patches; visible padding has any number of pixels.
         unit = to_pair(options["ensure_multiple_of"]) if options["hide_padding"] else (1, 1)
         parts = [_size_in_batch(*size, unit, options) for size in map_sizes(target_sizes, maps)]
         canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
@@ -457,7 +457,7 @@ def _size_in_batch(height: int, width: int, unit: tuple[int, int], options: dict
 
 
 def _crop_to_image(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """Crops maps (..., h, w) of a padded image to the image, which covers `part` of `whole` rows and columns."""
+    """Crops maps (..., h, w) of a padded image to the image, which fills `part` of the `whole` rows and columns."""
     rows, columns = (
         max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
     )
@@ -485,7 +485,7 @@ def _check_canvas(
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Checks `fields` of the outputs and returns the last one for each image, without the padding in the mask."""
+    """Checks `fields` of the outputs and returns the last field for each image, cropped to its mask."""
     outputs = outputs_as_mapping(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
@@ -512,7 +512,7 @@ def _instances(
     least = torch.tensor(mask_threshold).logit().item()
     masks: list[Tensor] = []
     segments: list[dict[str, Any]] = []
-    # Skip queries below the threshold early: multiplying by the mask probability can only lower their scores.
+    # Skip queries below the threshold: the multiplication by the mask probability can only lower their scores.
     for query in (scores >= threshold).nonzero().flatten().tolist():
         values = torch.cat([band[0] for band in _resized_bands(logits[query, None], size)])  # (H, W)
         mask = values > least
@@ -536,8 +536,8 @@ def _assign_pixels(
     """Assigns each pixel to the query with the highest product of mask probability and score.
 
     Returns the query index (H, W) of each pixel, -1 if the mask probability is below the threshold, and the share (Q,)
-    of each query: the number of pixels where it has the highest product divided by its mask area, or 0 if no pixel is
-    assigned to it.
+    of each query. The share is the number of pixels for which the query has the highest product, divided by its mask
+    area, or 0 if no pixel is assigned to it.
     """
     queries = len(scores)
     if queries == 0:
@@ -559,8 +559,8 @@ def _assign_pixels(
 def _number_segments(
     owners: Tensor, is_valid: Tensor, scores: Tensor, labels: Tensor, fused: Collection[int]
 ) -> dict[str, Any]:
-    """Numbers valid queries from 0, merging those of a fused class, and returns the segment map (H, W) and list."""
-    # `owners` is -1 for pixels without a query and thus selects the additional last entry.
+    """Converts valid queries to segments, merged within each fused class; returns segment map (H, W) and list."""
+    # The additional last entry is for pixels without a query, for which `owners` is -1.
     numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)
     segments: list[dict[str, Any]] = []
     first: dict[int, int] = {}

@@ -28,13 +28,14 @@ from .remote_code import check_reachable
 from .shared import to_maps
 
 
-# Modules that hold the trained features. Other modules (heads, poolers) and the mask token may be newly initialized.
+# Prefixes of the modules of the backbone. A checkpoint must contain their weights, except the mask token. Heads and
+# poolers may be newly initialized.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
-DEFAULT_LABELS = range(2)  # default number of labels in transformers
+DEFAULT_LABELS = range(2)  # two labels, the default of transformers
 logger = logging.get_logger(__name__)
-# The stock pipeline checks this mapping, not the registered classes, and rejects models that are not in it.
+# transformers' image segmentation pipeline rejects models that are not in this mapping, even if they are registered.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
@@ -43,7 +44,7 @@ MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
 
 @contextmanager
 def pausing_garbage_collection() -> Iterator[None]:
-    """Pauses garbage collection, which finds nothing while a model loads but takes longer than the loading itself."""
+    """Pauses garbage collection. While a model loads, it would free nothing but take longer than the loading."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -56,8 +57,8 @@ def pausing_garbage_collection() -> Iterator[None]:
 def read_config(
     name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """Returns the content of config.json, or an empty dictionary for a weight file; `OSError` if it is missing."""
-    # `trust_remote_code` of the Auto classes is not passed on, because transformers warns that it has no effect here.
+    """Returns the content of config.json, or `{}` for the path of a weight file; `OSError` if there is none."""
+    # `trust_remote_code` is not passed on, because transformers would warn that it has no effect.
     path = Path(name_or_path)
     if path.is_file():
         return {}
@@ -67,8 +68,8 @@ def read_config(
 
 
 def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes arguments of `from_pretrained` that `apply_geometry` changes after loading, and returns them."""
-    # Fields in a `config`, which the Auto classes create from such arguments, are reset to `saved`, the config.json.
+    """Removes from `kwargs` the arguments that `apply_geometry` handles after loading, and returns them."""
+    # The Auto classes store such arguments in `config`. These fields are reset to `saved`, the content of config.json.
     config = kwargs.pop("config", None)
     if config is not None:
         kwargs["config"] = config
@@ -87,14 +88,14 @@ def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, 
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Returns whether two values of a field are equal; a size may be an int or a pair."""
+    """Returns whether two values of a field are equal; the sizes 16 and (16, 16) are equal."""
     sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
     return bool(sizes[0] == sizes[1])
 
 
 @contextmanager
 def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Converts errors about damaged weight files, which do not name the checkpoint, into an `OSError` that does."""
+    """Converts errors about damaged weight files into an `OSError` that names the checkpoint."""
     try:
         yield
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -107,9 +108,9 @@ def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> It
 def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
-    """Raises `ValueError` if backbone weights would be initialized randomly, are not used, or have another shape."""
-    # A text tower is checked too if the checkpoint has parts of it. `info` holds missing, unexpected and mismatched
-    # keys. With new labels, heads may have another shape.
+    """Raises `ValueError` if backbone weights are missing or unused, or if shapes do not match."""
+    # `info` holds missing, unexpected and mismatched keys. A text tower is checked too if the checkpoint has parts of
+    # it. With new labels, heads may have another shape.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
@@ -127,7 +128,7 @@ def check_weights(
     ]
     missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]
     texts = {name for name, _ in model.named_parameters() if name.startswith(TEXT_TOWER)}
-    if not texts <= set(info["missing_keys"]):  # transformers itself reports a missing text tower
+    if not texts <= set(info["missing_keys"]):  # if the whole text tower is missing, transformers reports it
         missing += texts.intersection(info["missing_keys"])
     left_out = [name for name in info["unexpected_keys"] if is_unused_backbone_weight(name, model.config)]
     problems = {
@@ -143,7 +144,7 @@ def check_weights(
 
 
 def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection[str] = ()) -> None:
-    """Raises `ValueError` if a model cannot predict because weights are `missing`, infinite or NaN."""
+    """Raises `ValueError` if there are `missing` weights, or weights that are infinite or NaN."""
     name = name_or_path or "This model"
     if missing:
         raise ValueError(
@@ -165,21 +166,21 @@ def is_finite(weight: Tensor) -> bool:
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
-    """Returns whether a weight of the base model holds trained features."""
+    """Returns whether a weight of the base model belongs to the backbone, so that a checkpoint must contain it."""
     is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
     return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
 
 
 def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
-    """Returns whether an unused checkpoint weight belongs to the backbone; blocks beyond its depth are ignored."""
+    """Returns whether an unused checkpoint weight belongs to the backbone, except to a block removed at the end."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
-    # Blocks at the end of the encoder may be removed.
+    # A model may be loaded with fewer blocks than the checkpoint has.
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
 
 
 def version_of(tensor: Tensor) -> int:
-    """Returns the counter of in-place changes of a tensor; -1 for inference tensors, which have none."""
+    """Returns the number of in-place changes of a tensor, or -1 for inference tensors, which do not count them."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -204,15 +205,15 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Losses are means over the batch. `transformers.Trainer` has to divide them by its number of accumulation
-    # steps, not by the number of label entries. `HfViTTrainer` sums `count_items` of models that define it, and
-    # passes the sum to them as `num_items_in_batch`.
+    # Losses are means over the batch, so `transformers.Trainer` must divide them by the number of accumulation steps,
+    # not by the number of label entries. If a model defines `count_items`, `HfViTTrainer` sums its results over the
+    # accumulated batches and passes the sum to `forward` as `num_items_in_batch`.
     accepts_loss_kwargs = False
     # Whether linear layers and patch kernels are initialized as in MAE.
     _has_mae_initialization = False
     # Converter for checkpoints of other libraries, set by the installed package. It is not saved with checkpoints.
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
-    # Version counters of the weights that `from_pretrained` initialized randomly, by weight name.
+    # Maps names of weights that `from_pretrained` initialized randomly to their version counters (see `version_of`).
     _initialized_versions: Mapping[str, int] = MappingProxyType({})
     _is_optimized = False  # `optimize_for_inference` sets it to True
 
@@ -222,7 +223,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # transformers prepares recording when it builds a model. Unpickling skips this step, so it is done here.
+        # transformers registers the recorded outputs when it builds a model. Unpickling skips this, so do it here.
         _CAN_RECORD_REGISTRY.setdefault(str(type(self)), self._can_record_outputs)
         if self.base_model is self:
             self._output_capturing_hooks_installed = False
@@ -256,8 +257,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | parameter                                           | value                                          |
         |-----------------------------------------------------|------------------------------------------------|
         | weights of linear layers and of the patches         | truncated normal of `config.initializer_range` |
-        | the same, for MAE                                   | uniform by fan-in and fan-out (Glorot)         |
-        | their biases                                        | zero                                           |
+        | weights of linear layers and of the patches, in MAE | uniform by fan-in and fan-out (Glorot)         |
+        | biases of linear layers and of the patches          | zero                                           |
         | norms                                               | one, bias zero                                 |
         | layers of `HfViTInitialized`: classifier, tokens, … | by their method `initialize`                   |
 
@@ -282,8 +283,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     ) -> Self:
         """Loads a model as in `transformers`, but only from safetensors.
 
-        With the `hf_vit` package installed, published checkpoints of other libraries can be loaded in the same way,
-        by Hub name, folder or weight file; the README lists them. A timm weight file without a configuration also
+        If the `hf_vit` package is installed, published checkpoints of other libraries can also be loaded, by Hub
+        name, folder or weight file; the README lists them. A timm weight file without a configuration also
         needs the name of its model: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be passed as arguments. With other labels (`num_labels=37`, `id2label={…}`),
@@ -314,13 +315,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
             raise ValueError("Weights are loaded only from safetensors: pickles can run code. Convert them first.")
-        # `check_weights` below reports mismatched shapes by name, which the error of transformers does not.
+        # transformers ignores mismatched shapes; `check_weights` below reports them with the names of the weights.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
-                if name_or_path is not None:  # Auto classes pass new labels in `config`
+                if name_or_path is not None:  # detects new labels in `config`, where the Auto classes store them
                     has_new_labels |= model.config.num_labels != len(saved.get("id2label", DEFAULT_LABELS))
                 check_weights(model, info, pretrained_model_name_or_path, has_new_labels)
             model.config._name_or_path = str(pretrained_model_name_or_path)
@@ -368,7 +369,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             ) from error
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
-        """Returns whether attention weights are requested, by the argument or, if it is None, by `config`."""
+        """Returns whether attention weights are requested by the argument or, if it is None, by `config`."""
         wanted = self.config.output_attentions if output_attentions is None else output_attentions
         if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
@@ -378,14 +379,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return bool(wanted)
 
     def requested_hidden_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
-        """Returns which hidden states are requested, by the argument or, if it is None, by `config`."""
+        """Returns the requested hidden states (flag or indices) from the argument or, if it is None, `config`."""
         return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
 
-    # Methods with the interface of timm and DINOv2
+    # Methods that have the same names and arguments as in timm and DINOv2
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """Width, pixels per patch and module name of each block, as in timm."""
+        """Token width, patch size in pixels and module name of each block, as in timm."""
         prefix = "" if self.base_model is self else f"{self.base_model_prefix}."
         width, reduction = self.config.hidden_size, max(to_pair(self.config.patch_size))
         return [
@@ -460,7 +461,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         raise ValueError(f"{type(self).__name__} has no classifier of whole images. Use HfViTForImageClassification.")
 
     def reset_classifier(self, num_labels: int) -> None:
-        """Replaces the classifier by a new one, which only `HfViTForImageClassification` supports."""
+        """Replaces the classifier by a new one; supported only by `HfViTForImageClassification`."""
         raise ValueError(f"{type(self).__name__} has no classifier to replace. Use HfViTForImageClassification.")
 
     def get_position_embeddings(self) -> Tensor | None:
@@ -469,21 +470,21 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return table
 
     def resize_position_embeddings(self, new_image_size: Size) -> None:
-        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
+        """Sets the native image size in pixels and resamples the position table to its patch grid.
 
-        Without this call, other sizes work too: the table is then resampled in each forward pass.
+        Models accept other image sizes without this call: the table is then resampled in each forward pass.
         """
         apply_geometry(self, image_size=new_image_size)
 
     def resize_patch_embeddings(self, new_patch_size: Size) -> None:
-        """Resizes the patches, so that an image enlarged by the same factor gives nearly the same tokens as before.
+        """Resizes the patch kernels. An image enlarged by the same factor gives nearly the same tokens as before.
 
         The image size is kept, so the grid and its position table change. `apply_geometry` can change both sizes.
         """
         apply_geometry(self, patch_size=new_patch_size)
 
     def resize_input_channels(self, num_channels: int) -> None:
-        """Changes the number of image channels. Adapt the channels, mean and deviation of the image processor too."""
+        """Changes the number of image channels. Also change `num_channels`, mean and std of the image processor."""
         apply_geometry(self, num_channels=num_channels)
 
     def resize_prefix_tokens(
@@ -506,5 +507,5 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def is_remote_code(cls) -> bool:
-        """Returns False, so that transformers copies no code: `HfViTConfig.save_pretrained` does, also with FSDP2."""
+        """Returns False, so that transformers does not copy the code, which `HfViTConfig.save_pretrained` copies."""
         return False

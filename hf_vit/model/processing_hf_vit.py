@@ -10,7 +10,7 @@ from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 from .remote_code import copy_code
 
 
-# Values of `model_max_length` above this mean that a tokenizer has no length limit.
+# A tokenizer with a larger `model_max_length` has no length limit.
 LONGEST = 10**6
 
 
@@ -48,7 +48,7 @@ class HfViTProcessor(ProcessorMixin):
         return text_options_of(self.tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options, and `auto_map` with the class that loads them."""
+        """Returns the options, and the entry `auto_map` with the processor class."""
         return {**super().to_dict(), "auto_map": {"AutoProcessor": "processing_hf_vit.HfViTProcessor"}}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
@@ -56,6 +56,6 @@ class HfViTProcessor(ProcessorMixin):
         copy_code(save_directory)
         files = self.image_processor.save_pretrained(save_directory)
         files += super().save_pretrained(save_directory)
-        if push_to_hub:  # transformers would upload only the files that it has written itself, without the code
+        if push_to_hub:  # transformers would upload only the files that it writes, without the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files

@@ -1,4 +1,4 @@
-"""Auto classes and pipelines of saved checkpoints, code saved with them, and checks before access to the Hub."""
+"""Auto classes, pipelines and source code that are saved with checkpoints, and checks before access to the Hub."""
 
 import os
 import shutil
@@ -37,11 +37,12 @@ AUTO_MAP = {
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task != "joint-embedding"},
-    # The stock pipeline tries this class first. For universal segmentation, `HfViTConfig.save_pretrained` replaces it.
+    # transformers' segmentation pipeline tries this Auto class first. For universal segmentation models,
+    # `HfViTConfig.save_pretrained` replaces the entry.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
     "AutoModelForPreTraining": class_path("joint-embedding"),
 }
-FEATURES = "image-feature-extraction"  # pipeline task that works with any head
+FEATURES = "image-feature-extraction"  # pipeline task for models with any head
 SEGMENTATION = ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline")
 TASKS_WITH_PIPELINE = (
     *("image-classification", "depth-estimation", "keypoint-detection", "object-detection"),
@@ -53,7 +54,7 @@ PIPELINES = {
     **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in TASKS_WITH_PIPELINE},
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
 }
-# Pipelines of each model class in the format of config.json, with one task per class, so that the task is unambiguous.
+# Pipeline of each model class in the format of config.json. Each class has only one task, so that it is unambiguous.
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
     for auto_class, (task, impl) in PIPELINES.items()
@@ -63,13 +64,13 @@ CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
 def list_tasks() -> list[str]:
-    """Returns the names of all tasks, as the command line and `train` accept them."""
+    """Returns the names of all tasks, as accepted by the command line and by `train`."""
     return list(TASKS)
 
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
-    # Without the hf_vit package, transformers opens other tasks with its stock pipelines and an untrained head.
+    # Without the hf_vit package, transformers would open the checkpoint with its own pipeline and an untrained head.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
     own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])
@@ -82,7 +83,7 @@ def check_pipeline(name: str, architectures: list[str] | None, task: str | None)
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
     """Copies the source files of this folder into `save_directory`, so that checkpoints open without the package."""
-    # The copy function of transformers uses the class of the saved object, which FSDP2 replaces with a torch class.
+    # transformers' copy function finds files by the class of the saved object, but FSDP2 replaces it by a torch class.
     target = Path(save_directory)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -92,7 +93,7 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
 
 @lru_cache
 def is_hub_reachable(endpoint: str) -> bool:
-    """Returns whether a Hub responds. The result is cached: transformers would retry for every file."""
+    """Returns whether a Hub responds. The result is cached, because transformers would retry for every file."""
     try:
         get_session().head(endpoint, timeout=HUB_TIMEOUT_SECONDS)
     except Exception:  # the exception classes depend on the HTTP client
@@ -131,7 +132,7 @@ class RemoteCodeError(ValueError):
 
 @contextmanager
 def raising_remote_code_error(name: Any, cure: str) -> Iterator[None]:
-    """Converts the refusal of transformers to run code of the repository `name` into a `RemoteCodeError`."""
+    """Raises `RemoteCodeError` if transformers refuses to run the code of the repository `name`."""
     try:
         yield
     except ValueError as error:
@@ -142,7 +143,7 @@ def raising_remote_code_error(name: Any, cure: str) -> Iterator[None]:
 
 
 def _import_saved_files() -> None:
-    """Lists the files of a checkpoint for transformers, which parses import statements. It is never called."""
+    """Imports all files that a checkpoint needs. It is never called: transformers only parses the imports."""
     from .image_processing_hf_vit import HfViTImageProcessor  # noqa: F401
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil  # noqa: F401
     from .modeling_hf_vit import HfViTModel  # noqa: F401

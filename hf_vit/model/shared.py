@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 
 def to_float32_or_higher(values: Tensor) -> Tensor:
-    """Converts values to float32 unless they are already in float64."""
+    """Converts values to float32, unless they are float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Decorates a loss function to run without autocast and on predictions in float32 or float64."""
+    """Decorates a loss function, so that it runs in float32 or float64 and without autocast."""
 
     @wraps(loss)
     def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +41,7 @@ def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenat
 
 
 def can_read_values(*tensors: Tensor) -> bool:
-    """Returns whether checks may read tensor values; reading stalls a GPU and breaks a compiled graph."""
+    """Returns whether checks may read tensor values, which would stall a GPU or break a compiled graph."""
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
 
 
@@ -116,7 +116,7 @@ def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
 
 
 def choose_blocks(indices: Sequence[int] | None, config: HfViTConfig, count: int = 1) -> list[int]:
-    """Returns the indices of the blocks that a head reads, by default `count` blocks spread evenly over the encoder.
+    """Returns the indices of the blocks that a head uses, by default `count` blocks spread evenly over the encoder.
 
     Raises:
         ValueError: if `indices` is empty or has an index that the encoder does not have.
@@ -129,7 +129,7 @@ def choose_blocks(indices: Sequence[int] | None, config: HfViTConfig, count: int
 
 
 def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
-    """Returns `num_blocks`, the number of blocks that process queries; `ValueError` if the encoder has fewer."""
+    """Returns `num_blocks`, the number of blocks that process queries; raises `ValueError` if it is too large."""
     if num_blocks > config.num_hidden_layers:
         raise ValueError(
             f"num_blocks={num_blocks} blocks for the queries exceed num_hidden_layers={config.num_hidden_layers}. "
@@ -151,9 +151,9 @@ def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tenso
 def run_unpadded(head: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
     """Runs a head on each image without its padding and returns the outputs (B, K, s·h, s·w).
 
-    `inputs` are feature maps (B, D, h, w), of which there is at least one, in first place, and prefix tokens
-    (B, P, D), which are not cropped. `mask` (B, h, w) is False for padding on the right and at the bottom. In the
-    output, padding repeats the last row and column of the image, as resizing does beyond the border of a map.
+    `inputs` are one or more feature maps (B, D, h, w), optionally followed by prefix tokens (B, P, D), which are not
+    cropped. `mask` (B, h, w) is False for padding on the right and at the bottom. In the output, padding repeats the
+    last row and column of the image, so that resizing the output gives the same values as without padding.
     """
     if mask is None:
         return head(*inputs)

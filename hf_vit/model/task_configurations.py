@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from .nested_options import HfViTTaskConfig, check_activation, option
 
 
-MIN_TEACHER_TEMPERATURE = 0.025  # lower temperatures leave the range of float32 in `assign`
+MIN_TEACHER_TEMPERATURE = 0.025  # lower temperatures exceed the range of float32 in `assign`
 
 
 @strict
@@ -28,10 +28,10 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             blocks after the encoder, by default 0.
         num_blocks: Number of blocks at the end of the encoder that process the queries, by default all; only for
             "queries".
-        use_mid_position_embeddings: Whether positions are added again after each of these blocks except the last, as
-            in some YOLOS models; only for "queries".
-        hidden_size: Width of the decoder; only for "deformable", as are the following options up to `num_groups`.
-        num_attention_heads: Number of self-attention heads; the deformable attention has twice as many.
+        use_mid_position_embeddings: Whether position embeddings are added after each block with queries, except the
+            last, as in some YOLOS models; only for "queries".
+        hidden_size: Width of the decoder. This option and those up to `num_groups` apply only to "deformable".
+        num_attention_heads: Number of self-attention heads; the deformable attention has twice this number.
         num_points: Number of points that each head samples per level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
         out_indices: Indices of the blocks whose tokens the projector reads, by default spread evenly over the encoder.
@@ -46,7 +46,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         bbox_weight: Weight of the L1 distance of boxes in matching and loss. The class loss has weight 1.
         giou_weight: Weight of the generalized IoU of boxes (https://arxiv.org/abs/1902.09630) in matching and loss.
         score_threshold: Default score threshold of the pipeline of a saved model. Training runs set it; `None` means
-            0.5, the default of the stock pipeline.
+            0.5, the default of transformers' pipeline.
     """
 
     choice = "decoder"
@@ -71,7 +71,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges the given options into the saved ones, which are dropped if another decoder is given."""
+        """Merges given options into saved ones; if another decoder is given, all saved options are dropped."""
         decoder = saved.get("decoder", cls.decoder)
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
@@ -106,14 +106,14 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             https://arxiv.org/abs/2204.12484).
         hidden_size: Width of the transposed convolutions.
         norm: Norm after each transposed convolution: "batch" (ViTPose), which in training depends on all images of
-            the batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which does not, so that
-            accumulated gradients equal those of the whole batch. `hf-vit train` uses it for new heads.
+            the batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which depends on one image,
+            so that gradients can be accumulated exactly. `hf-vit train` uses "instance" for new heads.
         scale_factor: Upsampling factor of "simple" from patch grid to heatmap; "classic" always upsamples by 4.
         sigma: Standard deviation, in heatmap pixels, of the Gaussian around a keypoint in the target.
         flip_pairs: Pairs of keypoint indices that are swapped in a mirrored image, such as left and right eye.
         skeleton: Pairs of keypoint indices that are connected by a line in visualizations.
-        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for OKS. By default 0.05, or the
-            values of COCO if the keypoints have the names of its 17 keypoints.
+        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for OKS. The default is 0.05,
+            or the values of COCO if the keypoints have the names of its 17 keypoints.
         score_threshold: Default score threshold of the pipeline. Training runs set it; `None` means that all keypoints
             are returned.
     """
@@ -143,12 +143,12 @@ class HfViTKeypointConfig(HfViTTaskConfig):
 class HfViTTextConfig(HfViTTaskConfig):
     """Options of the text tower: a small transformer of this package, or any text encoder of transformers.
 
-    Fields shared with `transformers.CLIPTextConfig` keep its names and, except for the activation, its defaults.
+    Fields have the same names and, except for the activation, the same defaults as in `transformers.CLIPTextConfig`.
 
     Args:
         encoder_config: Configuration of a text encoder of `AutoModel`, as a dictionary with its `model_type`, such as
-            `{"model_type": "bert", "num_hidden_layers": 4}`. Other options except `pooling` and `eos_token_id` have no
-            effect then.
+            `{"model_type": "bert", "num_hidden_layers": 4}`. Of the other options, only `pooling` and `eos_token_id`
+            then have an effect.
         vocab_size: Number of tokens in the vocabulary of the tokenizer.
         hidden_size: Width of a token.
         num_hidden_layers: Number of blocks.
@@ -156,7 +156,7 @@ class HfViTTextConfig(HfViTTaskConfig):
         intermediate_size: Width of the hidden layer of the MLP.
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         layer_norm_eps: Epsilon of the norms.
-        max_position_embeddings: Largest number of tokens in a text.
+        max_position_embeddings: Maximum number of tokens of a text.
         is_causal: Whether a token attends only to preceding tokens (CLIP, https://arxiv.org/abs/2103.00020) instead of
             all tokens (SigLIP, https://arxiv.org/abs/2303.15343).
         pooling: Token that represents a text: "eos", the first `eos_token_id`, or the last token if there is none;
@@ -188,7 +188,7 @@ class HfViTTextConfig(HfViTTaskConfig):
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges the given options into the saved ones, which are dropped if another encoder is given."""
+        """Merges given options into saved ones; if another text encoder is given, all saved options are dropped."""
         return super().merge({} if "encoder_config" in given else saved, given)
 
     def _check(self) -> None:
@@ -232,7 +232,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
             https://arxiv.org/abs/2303.15343); "softmax": for each image the matching text in the batch is classified,
             and vice versa (CLIP, https://arxiv.org/abs/2103.00020).
         projection_dim: Width of the embeddings. Both towers get a linear projection without bias (CLIP). `None` uses
-            the pooled image directly, and projects the text with a bias to the width of that image (SigLIP).
+            the pooled image without projection, and projects texts, with a bias, to its width (SigLIP).
     """
 
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
@@ -258,8 +258,8 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         num_layers: Number of stages of "conv", each of which doubles the resolution, or of transformer blocks of
             "mask".
         norm: Norm of "linear": "batch" (DINOv2), which in training depends on all images of the batch, on all
-            processes; or "layer", which does not, so that accumulated gradients equal those of the whole batch.
-            `hf-vit train` uses it for new heads.
+            processes; or "layer", which depends on one image, so that gradients can be accumulated exactly.
+            `hf-vit train` uses "layer" for new heads.
         out_indices: Indices of the blocks whose tokens are concatenated as input of the head, by default the last one.
         cross_entropy_weight: Weight of the cross-entropy in the loss.
         dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
@@ -308,10 +308,10 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         dice_weight: Weight of the Dice loss of masks in matching and loss.
         no_object_weight: Weight in the class loss of queries without a mask, relative to queries with a mask.
         train_num_points: Number of points at which each mask is sampled for the loss.
-        oversample_ratio: Number of candidates per point for the choice of uncertain points.
+        oversample_ratio: Number of random candidate points per point, from which uncertain points are selected.
         importance_sample_ratio: Share of uncertain points among the points; the others are random.
         score_threshold: Default score threshold of the pipeline of a saved model and of evaluations. Training runs set
-            it; `None` means 0.9 in the pipeline, as in the stock pipeline, and 0.5 in evaluations.
+            it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5 in evaluations.
     """
 
     losses = ("class_weight", "mask_weight", "dice_weight")
@@ -342,13 +342,13 @@ class HfViTDepthConfig(HfViTTaskConfig):
         out_indices: Indices of the blocks that the head reads. By default the last one; for "dpt", as many evenly
             spaced blocks as there are `neck_hidden_sizes`.
         neck_hidden_sizes: Widths of the levels of "dpt", from the finest to the coarsest.
-        reassemble_factors: Resolutions of the levels of "dpt" relative to the patch grid: 1, 2, 3, … or 1/2, 1/3, …
+        reassemble_factors: Resolution of each level of "dpt" relative to the patch grid: 1, 2, 3, … or 1/2, 1/3, …
         readout_type: Use of the CLS token in "dpt": "ignore" it, "add" it to each patch, or "project" both together.
         fusion_hidden_size: Width of the fusion layers of "dpt".
-        head_hidden_size: Width of the second to last layer of "dpt".
-        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT, to 16 times
-            the resolution of the grid, slightly more for an odd number of patches. Otherwise it resizes to the size of
-            each level and of the image, as in Depth Anything (https://arxiv.org/abs/2401.10891).
+        head_hidden_size: Width of the second-to-last layer of "dpt".
+        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT. The result
+            has about 16 times the resolution of the patch grid. Otherwise, each fusion resizes to the next level, and
+            the last one to the image size, as in Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
         max_depth: Largest metric depth in meters; larger labels are ignored, and `None` means no limit. Heads with
             depth bins need it. Training runs set it for new heads according to the training data, 10 for rooms.
@@ -357,7 +357,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
             "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative depth. By default "silog"
             or "ssi", according to `depth_estimation_type`.
-        silog_lambda: Share of an error in global scale that "silog" ignores, from 0 (nothing) to 1 (all).
+        silog_lambda: Share of the squared error due to a wrong global scale that "silog" ignores, from 0 to 1.
         gradient_loss_weight: Weight of the gradient matching loss that is added to "ssi".
     """
 
@@ -413,8 +413,8 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
         mask_ratio: Share of masked patches, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
         mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
         mask_unit: Side, in patches, of the squares that "random" masks as a whole; 2 for SimMIM with patch size 16.
-        norm_pix_loss: Whether target pixels are normalized by mean and standard deviation of their patch; only for
-            "mae", as are the following options.
+        norm_pix_loss: Whether target pixels are normalized by mean and standard deviation of their patch; this
+            and the following options apply only to "mae".
         decoder_hidden_size: Width of the decoder.
         decoder_num_hidden_layers: Number of decoder blocks.
         decoder_num_attention_heads: Number of attention heads of the decoder.
@@ -464,16 +464,16 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
 
     Args:
         objective: "lejepa": the embeddings of all views are pulled to the mean of the global views, and their
-            distribution to a normal distribution (https://arxiv.org/abs/2511.08544); "dino": views and masked patches
-            are assigned to the prototypes to which a teacher, an average of the weights, assigns other views of the
-            image (DINOv2, https://arxiv.org/abs/2304.07193), which needs `use_mask_token`.
+            distribution to a normal distribution (https://arxiv.org/abs/2511.08544). "dino": a teacher, the model with
+            averaged weights, assigns views and patches to prototypes, and the student predicts these assignments from
+            other views and masked patches (DINOv2, https://arxiv.org/abs/2304.07193); it needs `use_mask_token`.
         projector_hidden_size: Width of the hidden layers of the projector.
         embedding_size: Width E of the embeddings that are compared.
         gaussian_weight: Weight in (0, 1) of the distance between embeddings and a standard normal distribution; the
             distance between views has the remaining weight. Only for "lejepa".
         num_slices: Number of random directions, drawn at each step, along which the distribution of embeddings is
             tested; only for "lejepa".
-        num_prototypes: Number K of prototypes; only for "dino", as are the following options.
+        num_prototypes: Number K of prototypes. This and the following options apply only to "dino".
         student_temperature: Temperature that divides the cosine similarities of student embeddings and prototypes.
         teacher_temperature: Final temperature of the teacher; it rises from 0.04 in the first 30 % of training steps.
         patch_weight: Weight of the loss of masked patches, relative to the loss of views.
@@ -501,7 +501,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             )
 
 
-# Task options of each model class. A saved model stores all of them, so that it is independent of later defaults.
+# Task fields of each model class. Saved models store all their options, in case defaults change in later versions.
 MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
     "HfViTForUniversalSegmentation": ("universal_segmentation_config",),
@@ -517,8 +517,8 @@ MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
 class HfViTTaskFields(PreTrainedConfig):
     """Fields of `HfViTConfig` that hold the options of the tasks.
 
-    A saved model stores all options of its own task in config.json. The defaults here apply to options that are not
-    stored and stay those of version 0.1.0; better values belong in presets and training runs, which store them.
+    A saved model stores all options of its task in config.json. The defaults here apply to options that are not
+    stored, and must remain those of version 0.1.0. Better values belong in presets and training runs.
 
     Args:
         segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
@@ -544,7 +544,7 @@ class HfViTTaskFields(PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
 
-# Option class of each task field of `HfViTConfig`.
+# Maps each task field of `HfViTConfig` to the class of its options.
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     name: get_args(kinds)[0] for name, kinds in vars(HfViTTaskFields)["__annotations__"].items()
 }

@@ -30,8 +30,8 @@ if is_vision_available():
 
 Tensors = tuple[Tensor, ...]
 NUM_SCALES = 4  # Number of resolutions of the gradient matching loss.
-SILOG_EPS = 1e-12  # Squared losses below this value become 0: the gradient of the square root is infinite at 0.
-MIN_PREDICTION = 1e-6  # Minimum of predictions in meters, applied before the logarithm.
+SILOG_EPS = 1e-12  # Smaller squared losses are set to 0, because the square root has an infinite gradient at 0.
+MIN_PREDICTION = 1e-6  # Smallest depth in meters, to which predictions are clamped before the logarithm.
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -72,8 +72,8 @@ class HfViTLinearDepthHead(nn.Module):
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.max_depth is None:
             return scores.relu()
-        # In float32: half precision cannot distinguish the depths of neighboring bins.
-        weights = to_float32_or_higher(scores.relu()) + 0.1  # Minimum weight of every bin.
+        # Use float32, because half precision cannot distinguish the depths of neighboring bins.
+        weights = to_float32_or_higher(scores.relu()) + 0.1  # 0.1 is the minimum weight of every bin.
         limits = self.options.min_depth, self.max_depth
         bins = torch.linspace(*limits, scores.shape[1], device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
@@ -149,7 +149,7 @@ class HfViTFusion(nn.Module):
         self.residual1 = None if is_first else HfViTResidualConv(size)
         self.residual2 = HfViTResidualConv(size)
         self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
-        # With a gain of 0.5, the sum of two levels has the scale of one; growing sums would saturate the sigmoid.
+        # A gain of 0.5 keeps the scale of features constant when levels are added; otherwise the sigmoid saturates.
         self.projection.initial_gain = 0.5
 
     def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
@@ -195,8 +195,8 @@ class HfViTDPTDepthHead(nn.Module):
     def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Predicts depth (B, 1, ., .) from patch features (B, D, h, w) and prefix tokens (B, P, D) of several blocks.
 
-        Blocks are in the order of their resolution after reassembling, the finest first. The result has the size of
-        the image, or with `doubles_resolution` a multiple of the patch grid.
+        Blocks are ordered by their resolution after reassembling, from fine to coarse. The result has the size of the
+        image, or with `doubles_resolution` a multiple of the patch grid.
         """
         parts = zip(self.convs, self.reassemble, levels, prefixes, strict=True)
         maps = [conv(reassemble(level, prefix)) for conv, reassemble, level, prefix in parts]
@@ -213,7 +213,7 @@ class HfViTDPTDepthHead(nn.Module):
     def forward_at_fixed_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Returns the result of `forward`, resized to a fixed multiple of the patch grid.
 
-        Images without their padding thus get the same resolution and can be combined in a batch.
+        Images of different sizes, processed without padding, thus have the same scale and can be combined in a batch.
         """
         size = multiple_of(levels[0], self.scale, self.scale)
         return F.interpolate(self(levels, prefixes), size=size, mode="bilinear", align_corners=True)
@@ -228,7 +228,7 @@ HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfVi
 
 
 class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
-    """Depth head that `options.head` selects, on the features of the blocks `options.out_indices`."""
+    """Depth head of type `options.head`, which uses the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
         num_levels = len(options.neck_hidden_sizes) if options.head == "dpt" else 1
@@ -263,7 +263,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     """Returns the mean depth loss per image; images without valid pixels have a loss of 0.
 
     `predicted` (B, h, w), metric or relative inverse depth, is resized to the labels. Labels (B, H, W) or (B, 1, H, W)
-    are in meters; values that are not finite and positive, or exceed `max_depth` of metric depth, are invalid.
+    are in meters. They are invalid if not finite, not positive or, for metric depth, larger than `max_depth`.
 
     Raises:
         ValueError: If the labels have another shape or are integers.
@@ -294,7 +294,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         return mean((predicted - labels).abs()).mean()
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
-    # Clamp predictions far below `min_depth`, because clamped values get no gradient and cannot recover.
+    # Clamp predictions only far below `min_depth`, because clamped values get no gradient and cannot recover.
     ratio = predicted.clamp_min(MIN_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
     squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
     counts = squares > SILOG_EPS
@@ -327,7 +327,7 @@ def normalized(values: Tensor, valid: Tensor) -> Tensor:
 
 
 def slope(difference: Tensor, valid: Tensor) -> Tensor:
-    """Returns the mean absolute vertical and horizontal differences between neighboring valid pixels, summed."""
+    """Returns the sum of the mean absolute vertical and horizontal differences of neighboring valid pixels."""
     down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
     across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
     return (down.sum() + across.sum()) / valid.sum().clamp_min(1)

@@ -55,7 +55,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     Labels are class numbers (B,) int64, of which -100 is ignored, or floats (B, K): probabilities for
     "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression".
     Regression of a single value also accepts (B,). In the last two cases, NaN marks a missing label, which is ignored.
-    If `problem_type` is None, K = 1 means regression, and K > 1 single-label classification.
+    If `problem_type` is None, it is regression for K = 1, and single-label classification for K > 1.
     """
     # The loss is computed in float32: half precision rounds it too much, and large targets would become infinite.
     logits = to_float32_or_higher(logits)
@@ -78,7 +78,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     if is_multi or labels.is_floating_point():
         kind = problem_type if is_multi else "single_label_classification with soft labels"
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
-        is_wrong = ~((labels >= 0) & (labels <= 1))  # also true of NaN
+        is_wrong = ~((labels >= 0) & (labels <= 1))  # also True for NaN
         if can_read_values(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
             raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
         if is_multi:
@@ -119,8 +119,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # LeCun initialization: weights near zero, as in the code of the ViT paper, pass hardly any gradient to the
-        # blocks, which makes short training runs from scratch worse and does not help fine-tuning.
+        # Uses LeCun initialization. Weights near zero, as in the code of the ViT paper, pass very small gradients to
+        # the blocks, which makes short training runs from scratch worse and does not improve fine-tuning.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
             HfViTFanInLinear(config.hidden_size, config.num_labels) if config.use_distillation_token else None
@@ -128,7 +128,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         self.post_init()
 
     def get_classifier(self) -> nn.Module:
-        """Returns the layer that computes logits from the pooled image; after `reset_classifier(0)` an identity."""
+        """Returns the layer that computes logits from the pooled image; an identity after `reset_classifier(0)`."""
         return self.classifier
 
     def reset_classifier(self, num_labels: int) -> None:
@@ -171,7 +171,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         return pooled if pre_logits else self._classify(pooled, features)[0]
 
     def _classify(self, pooled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the logits and, with a distillation token, the logits of both heads, whose mean they are."""
+        """Returns the logits. With a distillation token, these are the mean of two heads, which are returned too."""
         is_exact = self.config.problem_type == "regression"  # half precision keeps only three digits of a value
         with torch.autocast(pooled.device.type, enabled=False) if is_exact else nullcontext():
             logits = self.classifier(pooled.to(self.dtype) if is_exact else pooled)
@@ -196,7 +196,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             labels: Class numbers (B,) int64 or floats (B, num_labels), whose meaning depends on `config.problem_type`;
                 see `classification_loss`. NaN marks a missing label or value.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -226,7 +226,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 
 
 class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
-    """The stock image classification pipeline with batching; see `BatchedImagePipeline`."""
+    """Image classification pipeline of transformers with batching; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
 
@@ -235,7 +235,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
     ) -> list[list[dict[str, Any]]]:
         """Returns the `top_k` labels of each image with their scores, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)
-        # The latest stock pipeline chooses the activation in the same way.
+        # Choose the activation as the latest version of transformers' pipeline does.
         is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
         usual = "none" if config.problem_type == "regression" else "sigmoid" if is_multi else "softmax"
         function = usual if function_to_apply is None else function_to_apply.value

@@ -23,8 +23,8 @@ from .shared import count_processes, gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
-# Points of the characteristic functions: with the symmetric half, 33 points on [-3, 3], as in the authors' code
-# (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], which is less accurate.
+# Points on [0, 3] at which characteristic functions are compared. By symmetry, they stand for 33 points on [-3, 3], as
+# in https://github.com/rbalestr-lab/lejepa. The paper lists 17 points on [-5, 5], which is less accurate.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
 ROUNDS = 3  # Number of Sinkhorn-Knopp iterations.
 SMALLEST_DISTANCE = 1e-8  # Constant added to distances before taking the logarithm.
@@ -74,10 +74,10 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
     """Converts cosines (N, K) with prototypes to assignment probabilities (N, K) that use all prototypes equally.
 
     This is the Sinkhorn-Knopp algorithm as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all processes.
-    `add` sums a tensor over processes; another function changes the set of rows.
+    `add` is the function that sums a tensor over processes.
     """
     scores = logits / temperature
-    shares = (scores - 1 / temperature).exp()  # cosines are at most 1
+    shares = (scores - 1 / temperature).exp()  # exponents are at most 0, because cosines are at most 1
     for _ in range(ROUNDS):
         shares = shares / add(shares.sum(dim=0)).clamp_min(torch.finfo(shares.dtype).tiny)
         shares = shares / shares.sum(dim=1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
@@ -102,8 +102,8 @@ def view_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, add
 def patch_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
     """Returns the cross-entropy between cosines (M, K) of masked patches and their assignments (M, K) by a teacher.
 
-    This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
-    (V, N) hides in each view, then over the views of all processes. Views without a masked patch add 0.
+    This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the patches that `masks`
+    (V, N) hides in each view, then over the views of all processes. A view without masked patches has a loss of 0.
     """
     scores = logits / temperature
     entropies = -(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum(dim=-1)  # (M,)
@@ -117,7 +117,7 @@ def koleo_loss(features: Tensor) -> Tensor:
     """Returns a loss that spreads the pooled features (B, G, D) of different images, summed over the G global views.
 
     This is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: the negative mean logarithm of the distance between
-    the normalized feature of an image and the nearest one among all other images of all processes; 0 for one image.
+    the normalized feature of an image and the nearest feature of another image on any process; 0 for one image.
     """
     own = F.normalize(features, dim=-1)
     (rows,), shares, start = gather_rows(own.flatten(1))
@@ -188,7 +188,7 @@ class HfViTJointEmbeddingOutput(ModelOutput):
         teacher_probs: With `as_teacher`, assignments (B, G, K) of the global views; see `assign`.
         teacher_patch_probs: With `as_teacher`, assignments (M, K) of the masked patches.
         pooler_output: Features (B, V, D) before the projector, used by other tasks; (B, D) for single images.
-        hidden_states: If requested, of the global views before the first block and after each block: (B·G, L, D).
+        hidden_states: If requested, tokens (B·G, L, D) of global views before the first block and after each block.
         attentions: If requested, (B·G, heads, L, L) of each block.
     """
 
@@ -252,15 +252,15 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         Args:
             pixel_values: Global views (B, G, C, H, W), H and W multiples of the patch size; or single images
                 (B, C, H, W), which have embeddings but no loss.
-            local_pixel_values: Additional views (B, V - G, C, h, w), usually smaller.
+            local_pixel_values: Local views (B, V - G, C, height, width), usually smaller.
             patch_attention_mask: (B, h, w) bool of single images, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             return_loss: Whether to compute the loss, which draws slices with the global random generator of torch.
-            bool_masked_pos: (B, G, N) bool, for "dino", True where a mask token replaces a patch of a global view.
+            bool_masked_pos: (B, G, N) bool, for "dino", True for patches of global views that a mask token replaces.
             teacher_probs: Assignments (B, G, K) of the teacher; by default this model computes them itself.
-            teacher_patch_probs: Assignments (M, K) of the teacher for the patches of `bool_masked_pos`, in its order.
-            as_teacher: Whether to return assignments of views and `bool_masked_pos` patches, with no patch masked.
-            teacher_temperature: Temperature of these assignments, by default the one of the options.
+            teacher_patch_probs: Assignments (M, K) of the teacher for the masked patches, in row-major order.
+            as_teacher: Whether to return assignments of views and of `bool_masked_pos` patches, without masking.
+            teacher_temperature: Temperature of the assignments, by default `teacher_temperature` of the configuration.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -309,7 +309,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         probs: Tensor | None = None,
         patch_probs: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Returns the losses by name, from embeddings (B, V, E) and features (B, G, D) of the global views.
+        """Returns a dictionary of losses of embeddings (B, V, E) and of features (B, G, D) of the global views.
 
         For "dino", they also depend on cosines of masked patches (M, K), masks (B·G, N) and teacher assignments.
         """

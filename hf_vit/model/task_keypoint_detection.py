@@ -33,7 +33,7 @@ from .task_configurations import HfViTKeypointConfig
 BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
 LOWEST, HIGHEST = 0.001, 50.0  # Limits to which heatmap values are clamped before the logarithm.
 BORDER = 3  # Width in pixels of the heatmap border where the blur is affected by padding.
-FARTHEST = 2.0  # Maximum distance in heatmap pixels between the refined position and the maximum.
+FARTHEST = 2.0  # Maximum distance in heatmap pixels by which refinement may move the position of the maximum.
 REACH = 3  # Number of standard deviations beyond which a Gaussian is treated as 0.
 
 
@@ -152,9 +152,9 @@ def keypoint_loss(
 ) -> Tensor:
     """Returns the sum of the losses of images divided by `num_images`, by default the batch size.
 
-    If `num_images` is that of a global batch, the losses of its parts add up to its loss. The loss of an image is the
-    mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
-    labeled or too far outside the image.
+    To split a global batch into parts, pass its number of images for each part: the losses then add up to its loss.
+    The loss of an image is the mean squared error of its heatmaps, averaged over keypoints. The error is 0 for
+    keypoints that are not labeled or too far outside the image.
 
     `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1
     hidden, 2 visible), checked only on the CPU. `mask` (B, h, w) is False for padding.
@@ -247,13 +247,13 @@ def around(maps: Tensor, center: Tensor) -> Tensor:
 def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the step (..., 2) in x and y from the center of values (..., 3, 3) to their peak, and a mask of peaks.
 
-    The mask (...) is True if the second derivatives are those of a maximum.
+    The mask (...) is True if the second derivatives indicate a maximum.
     """
     (up_left, up, _), (left, middle, right), (_, down, down_right) = (
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # the value in the published implementation of DARK
+    eps = torch.finfo(torch.float32).eps  # same value as in the published implementation of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2
@@ -289,8 +289,8 @@ class HfViTKeypointDetectionOutput(VitPoseEstimatorOutput):
 class HfViTForKeypointDetection(HfViTForDensePrediction):
     """Keypoint detection model, which predicts the keypoints named in `config.id2label` for one object per image.
 
-    The architecture is ViTPose (https://arxiv.org/abs/2204.12484). The loss is the mean over images, in `HfViTTrainer`
-    over the images of all accumulated batches of a training step, which may differ in size.
+    The architecture is ViTPose (https://arxiv.org/abs/2204.12484). The loss is the mean over images. `HfViTTrainer`
+    averages over the images of all accumulated batches of a training step; these batches may differ in size.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -303,7 +303,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         self.post_init()
 
     def count_items(self, labels: Tensor) -> Tensor:
-        """Returns the number of images of a batch, by which its loss is divided."""
+        """Returns the number of images in a batch, by which the loss of the batch is divided."""
         return torch.tensor(float(len(labels)))
 
     @can_return_tuple
@@ -324,8 +324,8 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
                 which is 0 (not labeled), 1 (hidden) or 2 (visible).
             patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
-            num_items_in_batch: Number of images by which the loss is divided, such as that of all batches of a step on
-                all processes; by default that of this batch.
+            num_items_in_batch: Number of images by which the loss is divided, such as the number in all batches of a
+                step on all processes; by default the number in this batch.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:

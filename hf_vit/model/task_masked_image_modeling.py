@@ -30,15 +30,15 @@ from .shared import check_shape, in_float32, to_float32_or_higher
 from .task_configurations import HfViTMaskedImageModelingConfig
 
 
-# Blocks of the blockwise mask, as in BEiT (https://arxiv.org/abs/2106.08254)
-SMALLEST_BLOCK = 16 / 196  # smallest share of the image
-LOWEST_ASPECT = 0.3  # smallest height-to-width ratio; the largest is its reciprocal
-# Added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
+# Size limits of the blocks of a blockwise mask, as in BEiT (https://arxiv.org/abs/2106.08254)
+SMALLEST_BLOCK = 16 / 196  # smallest share of the image that a block covers
+LOWEST_ASPECT = 0.3  # smallest height-to-width ratio of a block; the largest is its reciprocal
+# Constant added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
 EPSILON = 1e-6
 
 
 class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
-    """The last layer, which predicts the pixels of a patch from its token."""
+    """Last layer of a decoder, which predicts the pixels of a patch from its token."""
 
     def __init__(self, size: int, config: HfViTConfig) -> None:
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
@@ -67,7 +67,7 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     """The decoder of MAE: a small ViT with mask tokens for masked patches (https://arxiv.org/abs/2111.06377)."""
 
-    # The decoder has plain blocks and fixed positions, whatever the encoder has. Prefix tokens have no position.
+    # The decoder has plain blocks and fixed positions, independently of the encoder. Prefix tokens have no position.
 
     position_embeddings: Tensor
 
@@ -87,7 +87,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.hidden_size = own.hidden_size
         self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
-        # The position table is saved, so that positions from training are kept if the grid changes.
+        # The position table is saved, because a change of the grid resamples it from the table used in training.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
         share_attention_implementation(config, self.layers)
@@ -121,10 +121,10 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         Args:
             hidden_states: Encoded tokens (B, P + K, D).
             grid: Rows and columns (h, w) of patches.
-            index: Patch indices (B, K) of the visible patches; see `visible_patches`.
-            seen: (B, K) bool, False for filler patches, or None; see `visible_patches`.
+            index: Indices (B, K) of the visible patches; see `visible_patches`.
+            seen: (B, K) bool, False for patches that only serve as padding, or None; see `visible_patches`.
             patch_attention_mask: (B, h, w) bool, False for padding, or None.
-            attention_mask: Padding mask of prefix and patches in the form that the attention implementation takes.
+            attention_mask: Padding mask of prefix and patches in the format of the attention implementation.
         """
         num_prefix = self.config.num_prefix_tokens
         hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
@@ -144,7 +144,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         """Returns the positions to add to the patches: (1, N, E), or (B, N, E) with a mask."""
         resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
         positions = positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-        return positions.to(self.embedding.weight.dtype)  # half-precision models keep the table in float32
+        return positions.to(self.embedding.weight.dtype)  # the table is float32 even in half-precision models
 
 
 def make_simmim_decoder(config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> nn.Module:
@@ -186,9 +186,9 @@ def draw_mask(
 ) -> Tensor:
     """Draws a mask (B, N) bool, True for patches hidden from the encoder.
 
-    In each image, `count_masked` of the patches are masked. Padding, which is False in `patch_attention_mask`
-    (B, h, w), is not one of them. `noise` (B, N) replaces the random numbers of `random_mask`. Raises `ValueError` if
-    `noise` has the wrong shape or the mask is blockwise.
+    `count_masked` determines the number of masked patches of each image. Padding, which is False in
+    `patch_attention_mask` (B, h, w), is never masked. `noise` (B, N) replaces the random numbers of `random_mask`.
+    Raises `ValueError` if `noise` has the wrong shape or is given for a blockwise mask.
     """
     ratio = options.masked_share
     if options.mask_type == "blockwise":
@@ -206,8 +206,8 @@ def draw_mask(
 
 def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
     """Masks the patches with the most `noise` (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`."""
-    # `unit` is the side, in patches, of squares that are masked as a whole according to the noise of their first patch
-    # (SimMIM, https://arxiv.org/abs/2111.09886). The last square is masked in part if that gives the exact number.
+    # Squares with a side of `unit` patches are masked as a whole, according to the noise of their first patch (SimMIM,
+    # https://arxiv.org/abs/2111.09886). The last square may be masked in part, to reach the exact number of patches.
     height, width = noise.shape[1:]
     num_patches = height * width
     if unit > 1:
@@ -262,15 +262,15 @@ def draw_block_mask(grid: Grid, count: int, generator: Generator | None = None, 
 def visible_patches(
     mask: Tensor, patch_attention_mask: Tensor | None = None, num_visible: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the indices (B, K) of the visible patches, in image order, and which of them are fillers.
+    """Returns the indices (B, K) of the visible patches, in image order, and a mask of the valid indices.
 
-    K is `num_visible`, or the largest number of visible patches of an image in `mask` (B, N). Images with fewer
-    visible patches get fillers at the end; the second result, (B, K) bool, is False for them, or None if there are
-    no fillers. Padding, False in `patch_attention_mask` (B, h, w), is not visible. Raises `ValueError` if an image has
-    no visible patch.
+    K is `num_visible`, or the largest number of visible patches of an image in `mask` (B, N). For images with fewer
+    visible patches, the indices are padded at the end. The second result, (B, K) bool, is False for padded indices,
+    or None if there are none. Patches that are False in `patch_attention_mask` (B, h, w) are not visible. Raises
+    `ValueError` if an image has no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
-    if torch.compiler.is_exporting():  # hidden patches are fillers, as sizes cannot vary
+    if torch.compiler.is_exporting():  # masked patches serve as padding, because sizes in exported programs are fixed
         return torch.arange(hidden.shape[1], device=hidden.device).expand_as(hidden), ~hidden
     has_fillers = False
     if num_visible is None:
@@ -322,10 +322,10 @@ def masked_image_modeling_loss(
 
     Predicted and target pixels are (B, N, p·q·C), as returned by `patchify`, and normalized with `PatchScale` if
     `norm_pix_loss` is set. Errors are squared for "mae" and absolute for "simmim". If all images have the same number
-    of masked patches, it is the loss of transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose
-    1e-5, added to the number of masked pixels, is below rounding). Otherwise those losses weight images by their
-    number of masked patches, so that the weight of an image would depend on its batch. An image without masked
-    patches adds 0.
+    of masked patches, the result equals, up to rounding, the loss of transformers' `ViTMAEForPreTraining` and
+    `ViTForMaskedImageModeling`. Otherwise it differs: transformers weights images by their number of masked patches,
+    so that the weight of an image depends on the other images of the batch. An image without masked patches has a
+    loss of 0.
     """
     difference = F.mse_loss if objective == "mae" else F.l1_loss
     errors = difference(logits, targets.to(logits.dtype), reduction="none").mean(dim=-1)  # (B, N)
@@ -350,7 +350,7 @@ class HfViTMaskedImageModelingOutput(MaskedImageModelingOutput):
         logits: Predicted pixels (B, N, p·q·C) of each patch, row by row, channels last.
         bool_masked_pos: (B, N) bool, True for masked patches, which are hidden from the encoder.
         hidden_states: If requested, before the first block and after each block: (B, L, D), or (B, P + K, D) for
-            "mae", with the K visible patches in image order; images with fewer visible patches have fillers at the
+            "mae", with the K visible patches in image order. Images with fewer visible patches are padded at the
             end.
         attentions: If requested, (B, heads, L, L), or (B, heads, P + K, P + K) for "mae", of each block.
     """
@@ -374,7 +374,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # hooks of the inner model record for both
+        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -395,10 +395,10 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
                 mask is drawn with the global random generator of torch and the options of the configuration.
             noise: (B, N) floats, an alternative to `bool_masked_pos`: the patches with the largest noise are masked.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom, which is never
-                masked. It and `bool_masked_pos` break the graph of `torch.compile`: do not set fullgraph.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
-            return_loss: Whether to compute the loss. `transformers.Trainer` looks for this argument to find out
-                whether a model without labels has a loss to evaluate.
+                masked. Both masks break the graph of `torch.compile`: do not set `fullgraph=True`.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
+            return_loss: Whether to compute the loss. `transformers.Trainer` checks for this argument to decide
+                whether it can evaluate the loss of a model without labels.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -430,7 +430,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         noise: Tensor | None,
         patch_attention_mask: Tensor | None,
     ) -> Tensor:
-        """Returns the given mask (B, N) bool without padding, or draws one."""
+        """Returns the given mask (B, N) bool, set to False for padding, or draws a mask."""
         batch, device = pixel_values.shape[0], pixel_values.device
         if bool_masked_pos is None:
             visible = patch_attention_mask
@@ -464,7 +464,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
     def _predict(
         self, pixel_values: Tensor, grid: Grid, mask: Tensor, padding: Tensor | None, is_drawn: bool, **kwargs: Any
     ) -> Tensor:
-        """Runs encoder and decoder and returns the logits (B, N, p·q·C); `padding` is the patch mask (B, h, w)."""
+        """Runs encoder and decoder and returns the logits (B, N, p·q·C); `padding` (B, h, w) is False for padding."""
         model, num_prefix = self.model, self.config.num_prefix_tokens
         decoder: Any = self.masked_image_modeling_head.decoder
         if self.options.objective == "mae":

@@ -47,7 +47,7 @@ from .task_configurations import HfViTDetectionConfig
 NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # Minimum target probability of a matched query, even if its box has a low IoU.
-# Weight of the class cost in matching, as in DETR for cross-entropy and as in later detectors with sigmoid.
+# Weight of the class cost in matching: that of DETR for cross-entropy, that of later detectors for sigmoid losses.
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
 
@@ -92,7 +92,7 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
                 init.trunc_normal_(positions, mean=0.0, std=std)
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Raises `ValueError` if the number of prefix tokens changes and there are position embeddings for them."""
+        """Raises `ValueError` if the number of prefix tokens changes but the position embeddings include them."""
         if self.mid_position_embeddings is not None and new.num_prefix_tokens != old.num_prefix_tokens:
             raise ValueError(
                 f"use_cls_token={new.use_cls_token}, use_distillation_token={new.use_distillation_token} and "
@@ -177,9 +177,9 @@ def detection_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
-    Losses are summed over images and divided by `divisors` (2,), from `loss_normalizers`. With the divisors of
-    a global batch, the losses of its parts add up to its loss. Labels are `class_labels` (M,) and `boxes` (M, 4) as
-    cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
+    Losses are summed over images and divided by `divisors` (2,), from `loss_normalizers`. If the parts of a global
+    batch use the divisors of the whole batch, their losses add up to its loss. Labels are `class_labels` (M,) and
+    `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
     Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
     layer number as a suffix, such as `loss_ce_0`.
     """
@@ -222,7 +222,7 @@ def prediction_losses(
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
-    # Without any box, this zero gives every weight a gradient, which DDP requires, even if predictions are infinite.
+    # If there are no boxes, this zero still gives every weight a gradient, as DDP requires, and it is never NaN.
     nothing = (boxes * 0).nan_to_num().sum()
     class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
     return class_sum, box_sum + nothing, giou_sum
@@ -291,8 +291,8 @@ def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor
 def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, Tensor | None]:
     """Converts boxes relative to the whole image to boxes relative to the part of the image that the model sees.
 
-    Only the labels that the image processor creates from annotations contain this part, as `window`; others are
-    returned unchanged. The patch attention mask is also read from these labels if it is `None`, because transformers'
+    Only labels that the image processor creates from annotations contain this part, as `window`; other labels are
+    returned unchanged. If `patch_attention_mask` is `None`, it is read from the labels too, because transformers'
     example scripts collate only images and labels.
     """
     if not isinstance(labels, list | tuple) or not all(isinstance(own, Mapping) and "window" in own for own in labels):
@@ -391,13 +391,13 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             num_items_in_batch: Normalizers (2,) of the classification and box losses: the sum of `count_items` over
-                all batches of a step on all processes. By default those of this batch, in training averaged over
-                processes.
+                all batches of a step on all processes. The default is the normalizers of this batch, in
+                training averaged over processes.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `HfViTObjectDetectionOutput`. The loss is `detection_loss`, in training of the predictions of all layers
-            with queries, in evaluation of the final prediction.
+            `HfViTObjectDetectionOutput`. The loss is `detection_loss`: in training, for the predictions of all layers
+            with queries; in evaluation, for the final prediction.
 
         Raises:
             ValueError: If an input does not match the model; the message describes valid inputs.
@@ -460,9 +460,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     def _predict_from_levels(
         self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the predictions of the deformable decoder, the final one last, and the last tokens that it reads.
+        """Returns the predictions of the deformable decoder, the final one last, and the last tokens it uses.
 
-        Blocks after these run only if hidden states or attentions are requested, and do not affect other outputs:
+        Later blocks run only if hidden states or attentions are requested, and do not affect other outputs, because
         DDP requires that every weight that affects an output also affects the loss.
         """
         head: Any = self.detection_head

@@ -129,7 +129,7 @@ HEADS = {
 
 
 class HfViTSegmentationHead(HfViTNamedHead):
-    """Segmentation head that `options.head` selects, on the features of the blocks `options.out_indices`."""
+    """Segmentation head of type `options.head`, which uses the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:
@@ -154,7 +154,7 @@ class HfViTSegmentationHead(HfViTNamedHead):
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
     """Returns the mean loss per image between logits (B, K, h, w), which are resized, and labels (B, H, W).
 
-    The loss of an image is the mean over its pixels without `semantic_loss_ignore_index`, or 0 if there are none. The
+    The loss of an image is the mean over pixels not labeled `semantic_loss_ignore_index`, or 0 if there are none. The
     loss of a batch is thus independent of how it is split over processes and accumulation steps.
 
     Raises:
@@ -172,7 +172,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
         if options.cross_entropy_weight:
             total = total + options.cross_entropy_weight * mean_of_image(losses, pixel_weights)
         if options.focal_weight:
-            # Clamp above 0, where the gradient of a power less than 1 is infinite.
+            # Keep the base positive, because a power with an exponent below 1 has an infinite gradient at 0.
             hardness = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny) ** options.focal_gamma
             total = total + options.focal_weight * mean_of_image(hardness * losses, pixel_weights)
     if options.dice_weight:
@@ -194,8 +194,8 @@ def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
 def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
     """Returns the soft Dice loss (B,) of each image, averaged over the classes that occur in its labels.
 
-    `probabilities` are (B, K, H, W). Pixels for which `counted` (B, H, W) is false are ignored; the loss is 0 without
-    other pixels. Source: https://arxiv.org/abs/1606.04797.
+    `probabilities` are (B, K, H, W). Pixels for which `counted` (B, H, W) is false are ignored. If all pixels are
+    ignored, the loss is 0. Source: https://arxiv.org/abs/1606.04797.
     """
     classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
     truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
@@ -217,7 +217,7 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Segments images (B, C, H, W) by sliding windows and averages the logits (B, K, H, W) where windows overlap.
+    """Segments images (B, C, H, W) by sliding windows and averages the logits (B, K, H, W) of overlapping windows.
 
     `forward` returns logits of any resolution. `window` and `stride` are heights and widths in pixels, multiples of
     the patch size. The last window is shifted back to end at the image border.
@@ -378,10 +378,10 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 
         Args:
             pixel_values: Images (B, C, H, W).
-            window_size: Height and width in pixels of sliding windows, for images larger than those of the training
-                run. `None` segments the whole image at once.
+            window_size: Height and width in pixels of sliding windows, for images larger than the training images.
+                `None` segments the whole image at once.
             window_stride: Height and width of the steps between windows, by default two thirds of the window size.
-            scales: Scales of the copies of each image whose probabilities are averaged.
+            scales: Scales at which copies of each image are segmented; the probabilities of the copies are averaged.
             flip: Whether to add a mirrored copy for each scale.
             patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom. With a mask, images
                 are segmented one by one.

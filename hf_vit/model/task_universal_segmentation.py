@@ -1,8 +1,8 @@
 """Universal segmentation with queries that predict masks and classes: head, losses and model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
-tokens, D hidden size, K classes, M target masks of an image, R any number of masks, T points of a mask, s = 2 **
-num_upscale_blocks.
+tokens, D hidden size, K classes, M target masks of an image, R masks, possibly of several images, T points of a mask,
+s = 2 ** num_upscale_blocks.
 """
 
 import math
@@ -92,7 +92,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         return self
 
     def update_masked_blocks(self) -> None:
-        """Stores which blocks use masked attention on the CPU, so that `forward` needs no device synchronization."""
+        """Stores on the CPU which blocks use masked attention, so that `forward` needs no device synchronization."""
         if not self.mask_probabilities.is_meta:  # `from_pretrained` creates the model on the meta device
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
 
@@ -112,7 +112,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     ) -> Tensor:
         """Returns the attention mask (B, 1, L, L) that restricts each query to the patches in its own mask.
 
-        In training, each query is exempted with a probability of 1 - `mask_probabilities[block]`. `masks` are logits
+        In training, each query is unrestricted with probability 1 - `mask_probabilities[block]`. `masks` are logits
         (B, Q, s·h, s·w); `visible` (B, h, w) is False for padding.
         """
         batch, num_queries = masks.shape[:2]
@@ -187,8 +187,8 @@ def universal_segmentation_loss(
 ) -> Tensor:
     """Returns the mean loss per image, which is independent of how a batch is split over processes.
 
-    Masks are compared at points. In training, points are random, so that the loss is independent of the split only in
-    expectation. In evaluation, points lie on a regular grid. Points never lie in padding.
+    Masks are compared at points outside padding. In evaluation, the points form a regular grid. In training, they are
+    random, so the loss is independent of the split only in expectation.
 
     `masks` (B, Q, h, w) and `classes` (B, Q, K + 1) are logits. The labels of each image are masks (M, H, W) of 0 and
     1, of any size, and class indices (M,). `patch_attention_mask` (B, h, w) is False for padding.
@@ -293,9 +293,9 @@ class HfViTForUniversalSegmentationOutput(EomtForUniversalSegmentationOutput):
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Model for semantic, instance and panoptic segmentation, which predicts masks with classes.
 
-    The architecture is EoMT (https://arxiv.org/abs/2503.19108). `window_size` is ignored in blocks with queries, where
-    each query attends to its own mask. Only in training, random numbers decide which queries use masked attention and
-    at which points masks are compared.
+    The architecture is EoMT (https://arxiv.org/abs/2503.19108). `window_size` is ignored in blocks with queries,
+    because each query attends to the patches in its predicted mask. In training, the queries with masked attention and
+    the points at which masks are compared are random.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -361,7 +361,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns the predictions (masks, classes), the final one last, and the tokens after the final norm.
 
-        Predictions before a block are computed if it uses masked attention, and always in training.
+        The predictions before a block are computed in training, and if the block uses masked attention.
         """
         head, model = self.universal_segmentation_head, self.model
         hidden_states, blocks = model.start_blocks(pixel_values, patch_attention_mask, **kwargs)

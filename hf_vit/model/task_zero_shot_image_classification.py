@@ -45,8 +45,8 @@ BLOCK_FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "hidden_act", "layer_norm_eps"),
 )
-INITIAL_BIAS = -10.0  # initial "sigmoid" logits are low: most pairs do not match
-# Largest number of logits that the loss holds at once, 16 MiB in float32
+INITIAL_BIAS = -10.0  # low initial logits for the "sigmoid" loss, because most pairs do not match
+# Maximum number of logits that the loss keeps in memory at once, 16 MiB in float32
 MAX_LOGITS = 2**22
 
 
@@ -54,7 +54,7 @@ def pool_tokens(
     hidden_states: Tensor, input_ids: Tensor, attention_mask: Tensor | None, options: HfViTTextConfig
 ) -> Tensor:
     """Pools tokens (T, S, D) to one vector per text, (T, D), according to `HfViTTextConfig.pooling`."""
-    # `input_ids` and `attention_mask` are (T, S); the mask is 0 for padding, and None means no padding.
+    # `input_ids` and `attention_mask` are (T, S). The mask is 0 for padding, or None if there is no padding.
     attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     pooling = options.effective_pooling
     if pooling == "first":
@@ -130,10 +130,10 @@ class HfViTTextModel(HfViTPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
     def _attention_mask(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
-        """Returns the mask of padding and, if causal, of later tokens, as the attention implementation takes it."""
+        """Returns the padding mask, causal if configured, in the format of the attention implementation."""
         given = (self.config, hidden_states, attention_mask)
         if not output_attentions:
-            # The name of the fourth argument, the cache, depends on the version of transformers.
+            # Pass the cache (None) by position, because its argument name depends on the version of transformers.
             return create_causal_mask(*given, None) if self.options.is_causal else create_bidirectional_mask(*given)
         texts, length = hidden_states.shape[:2]
         seen = torch.ones(length, length, dtype=torch.bool, device=hidden_states.device)
@@ -149,7 +149,7 @@ def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
 
 
 def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTrainedModel:
-    """Builds a text tower with new weights; `ValueError` if `encoder_config` is not of a text encoder."""
+    """Builds a text tower with new weights; raises `ValueError` if `encoder_config` is not a text encoder."""
     if options.encoder_config is None:
         return HfViTTextModel(config)
     # A dtype in `encoder_config` is ignored: the text tower gets the dtype of the whole model.
@@ -157,7 +157,7 @@ def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTraine
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
         raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is not encoder-only.")
-    chosen = config._attn_implementation  # SDPA is the default, but not every encoder supports it
+    chosen = config._attn_implementation  # the default, SDPA, is not passed on: some encoders do not support it
     given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
     return without_pooler(AutoModel.from_config(encoder_config, **given))
 
@@ -197,17 +197,17 @@ def contrastive_loss(
     max_logits: int = MAX_LOGITS,
     is_local: bool = False,
 ) -> Tensor:
-    """Returns the contrastive loss of images and texts, both (B, E) of length 1, over the pairs of all processes.
+    """Returns the contrastive loss of unit-length image and text embeddings (B, E), over pairs of all processes.
 
-    With a bias it is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the binary cross-entropy of each of the
-    N·N pairs, summed and divided by N. Without a bias it is the loss of CLIP (https://arxiv.org/abs/2103.00020): the
-    mean of the cross-entropies of images over all texts and of texts over all images. `logit_scale`, a logarithm, and
-    `logit_bias` are (1,).
+    With a bias, this is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the binary cross-entropy of each of the
+    N·N pairs, summed and divided by N. Without a bias, it is that of CLIP (https://arxiv.org/abs/2103.00020): the mean
+    of the cross-entropies of images over all texts and of texts over all images. `logit_scale` (1,) is the logarithm
+    of the scale; `logit_bias` is (1,).
 
-    All processes must call it with at least one pair, or `ValueError` is raised; all get the same loss. After DDP
-    averages gradients over processes, they equal those of one process with all pairs. Logits are computed in chunks
-    of rows, and again in the backward pass, so that no more than `max_logits`, or one row, are held at once. With
-    `is_local`, only the pairs of this process are compared.
+    Every process must call this function with at least one pair; otherwise `ValueError` is raised. All processes get
+    the same loss, and after DDP averages the gradients, they equal those of one process with all pairs. Logits are
+    computed in chunks of rows, and again in the backward pass, so that at most `max_logits`, or one row, are in
+    memory at once. With `is_local`, only the pairs of this process are compared.
     """
     if image_embeds.shape != text_embeds.shape:
         raise ValueError(
@@ -241,12 +241,12 @@ def contrastive_loss(
 
 
 def sum_softmax_losses(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
-    """Returns the summed cross-entropy of rows (b, E) over `others` (N, E), with targets `partners` (b,)."""
+    """Returns the summed cross-entropy of rows (b, E) over `others` (N, E); `partners` (b,) are target indices."""
     return F.cross_entropy(own @ others.T, partners, reduction="sum")
 
 
 def sum_sigmoid_losses(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Returns the summed binary cross-entropy of pairs of rows (b, E) and `others` (N, E); `partners` (b,) match."""
+    """Returns the summed binary cross-entropy of all pairs of `own` (b, E) and `others` (N, E)."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()
@@ -288,7 +288,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             **kwargs: Arguments of `from_pretrained`; in `text_config`, only `pooling` and `eos_token_id` are used.
 
         Raises:
-            ValueError: as in `from_pretrained`, or if the text encoder needs custom code.
+            ValueError: for the reasons listed in `from_pretrained`, or if the text encoder needs custom code.
             OSError: if one of the two models does not exist.
         """
         with raising_remote_code_error(text_model_name_or_path, "Use a text encoder of transformers."):
@@ -300,7 +300,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         return model
 
     def load_text_weights(self, name_or_path: str | os.PathLike[str]) -> None:
-        """Loads the weights of a text encoder of transformers into the text tower of the same configuration.
+        """Loads the weights of a text encoder of transformers into a text tower with the same configuration.
 
         Args:
             name_or_path: Name or path for `AutoModel`.
@@ -316,8 +316,8 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
     def freeze_vision(self) -> None:
         """Freezes the image tower, so that only the text tower is trained (LiT, https://arxiv.org/abs/2111.07991).
 
-        The image projection, if there is one, is still trained. Call it before the optimizer is built; the state is
-        not saved.
+        The image projection, if there is one, is still trained. Call this method before the optimizer is built.
+        Checkpoints do not store that the tower is frozen.
         """
         self.model.requires_grad_(False)
 
@@ -334,7 +334,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
         """
         outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
@@ -368,12 +368,12 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         input_ids, attention_mask = self.truncate_texts(input_ids, attention_mask)
         others = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: ids[:, : input_ids.shape[1]] for name, ids in others.items() if ids is not None}
-        if options.pad_token_id is not None:  # texts are padded, and padding is not masked
+        if options.pad_token_id is not None:  # as in SigLIP, texts are padded and padding is not masked
             missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
             input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
-        # The model selects the hidden states itself: transformers would use the number of blocks of the image tower.
+        # Select hidden states here: transformers would assume that the text tower has as many blocks as the encoder.
         requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
         kwargs.update(output_hidden_states=bool(requested_hidden_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
@@ -387,14 +387,14 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
     def truncate_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Truncates token ids and attention mask (T, S), with a warning, to the maximum length of the text tower."""
-        # The stock pipeline does not truncate texts and has no option to do so.
+        # transformers' zero-shot pipeline does not truncate texts and has no option to do so.
         own = self.text_options.encoder_config is None
         limits = vars(self.text_options if own else self.text_model.config)
         length, longest = input_ids.shape[1], limits.get("max_position_embeddings")
         if longest is None or length <= longest:
             return input_ids, attention_mask
         if attention_mask is not None and not bool(attention_mask[:, 0].bool().all()):
-            return input_ids, attention_mask  # left-padded texts raise an error in the tower
+            return input_ids, attention_mask  # the text tower raises an error for long texts with padding on the left
         logger.warning_once(
             f"Texts have up to {length} tokens, but the model reads only the first {longest}. The rest is cut off, as "
             f"with tokenizer(texts, truncation=True, max_length={longest})."
@@ -432,7 +432,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             token_type_ids: (T, S) int64, for text encoders of transformers that accept them.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             return_loss: Whether to compute the loss; there must be one text per image.
-            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -464,15 +464,15 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotImageClassificationPipeline):
-    """The stock zero-shot image classification pipeline with batching; texts of a call are encoded only once.
+    """Zero-shot image classification pipeline of transformers with batching; see `BatchedImagePipeline`.
 
-    See `BatchedImagePipeline`.
+    The candidate labels of a call are encoded only once.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ZeroShotImageClassificationPipeline
 
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns image processor options, pipeline options, and the encoded labels as arguments of `run_model`."""
+        """Splits the arguments of a call into options of the image processor, the pipeline and `run_model`."""
         labels = preprocess.pop("candidate_labels")
         template = preprocess.pop("hypothesis_template", "This is a photo of {}.")
         if isinstance(labels, str) or len(labels) == 0:
