@@ -175,7 +175,7 @@ def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return timm's `pretrained_cfg`, whose `crop_pct` is the ratio of the center crop to the resized image."""
+    """Return timm's `pretrained_cfg`. Its `crop_pct` is the ratio of the center crop to the resized image."""
     size = options["size"]
     crop = options["crop_size"] if options.get("do_center_crop") else size
     edge = crop.get("height", size.get("shortest_edge"))

@@ -289,7 +289,7 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
 
 
 def _take_padding(options: Options) -> Options:
-    """Removes the padding options of DETR-like models from `options` and returns those of `HfViTImageProcessor`."""
+    """Removes the padding options of DETR-like models from `options` and converts them for `HfViTImageProcessor`."""
     size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
     if isinstance(size, int):  # Files of early transformers releases contain an integer.
         options["size"] = {"shortest_edge": size, "longest_edge": longest}

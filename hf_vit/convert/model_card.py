@@ -47,7 +47,7 @@ def write_conversion_card(
         folder: Folder of the saved model.
         name: Title of the card.
         model: The saved model.
-        converted: The converted checkpoint, before any changes.
+        converted: The converted checkpoint, before `changes` were applied.
         rows: Differences from the source implementation; empty if they were not measured.
         changes: Fields of the configuration that differ from the checkpoint.
     """

@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 # Outputs that are not compared, by model type. CLIP of transformers applies the final norm only to the CLS token,
 # hf_vit applies it to all tokens. Instead, the hidden states before the final norm are compared.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Model types whose source implementation supports only images of the native size, or only square images
+# Model types for which the source implementation supports only the native image size, or only square images
 NATIVE_ONLY = {"nn.TransformerEncoder", "eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 

@@ -94,7 +94,7 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
 
 
 def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
-    """Returns image processor options whose fixed image size is rounded down to whole patches.
+    """Returns image processor options in which a fixed image size is rounded down to whole patches.
 
     For example, published models with 14-pixel patches and 384-pixel images ignore the last 6 pixels at the right and
     at the bottom. Models of hf_vit require whole patches, so the whole image is resized to 378 pixels instead. This

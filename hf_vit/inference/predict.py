@@ -190,7 +190,7 @@ def _plan_outputs(
 
 
 class Source(NamedTuple):
-    """An image: an image file, or row `number` of the dataset `rows`. `file` is the name in outputs in both cases."""
+    """An image: the image file `file` or, if `rows` is set, row `number` of this dataset, reported under `file`."""
 
     file: Path
     rows: datasets.Dataset | None = None
@@ -296,7 +296,7 @@ def _lines(
 def _write(
     writer: Writer, image: Image.Image, answer: Any, config: PreTrainedConfig, tile: Image.Image, stem: Path
 ) -> list[str]:
-    """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
+    """Writes a prediction and its picture to files with names that start with `stem`, and returns their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     places = {stem.with_name(stem.name + ending): write for ending, write in writer.files.items()}
     for file, write in places.items():

@@ -55,7 +55,7 @@ DECODER = parts(
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules for tensors whose source name or shape depends on the transformers release or on sizes."""
+    """Returns the rules that depend on model sizes or on the transformers release that saved the checkpoint."""
     is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
     qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
     projection = "attention.output" if is_of_files else "attention.o_proj"
