@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import AutoConfig, AutoModelForImageSegmentation, AutoModelForKeypointDetection, AutoProcessor
 
-# Imported from its submodule, because older releases of `transformers` export a placeholder if torchvision is missing
+# AutoImageProcessor is imported from its submodule: if torchvision is missing, older releases of `transformers` export
+# a placeholder.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
@@ -61,29 +62,32 @@ AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
 for auto_class, path in AUTO_MAP.items():
     if auto_class != "AutoConfig":
         getattr(transformers, auto_class).register(HfViTConfig, find_class(path), exist_ok=True)
-# The segmentation pipeline tries this Auto class first; `architectures` in the checkpoint selects one of the models.
+# The segmentation pipeline tries AutoModelForImageSegmentation first; config.json (`architectures`) selects the class.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
-# The processor is found by its class name. If it were registered for `HfViTConfig`, image models would load it too.
+# AutoProcessor finds HfViTProcessor by the class name in a checkpoint. The processor is registered for the text
+# configuration only; registered for `HfViTConfig`, it would be loaded for image models, too.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
-# Pipeline classes of the supported tasks. For models of other libraries they return the stock pipeline. They are set
-# directly, because `register_pipeline` would drop the default model of each task.
+# Replaces the pipeline classes of the supported tasks. For models of other libraries, the new classes return the
+# original pipeline. `register_pipeline` is not used because it would remove the default model of each task.
 for task, path in PIPELINES.values():
     PIPELINE_REGISTRY.supported_tasks[task]["impl"] = find_class(path)
 HfViTConfig._has_pipelines = True
 
-# Hooks that open checkpoints of other libraries. Model files must not import them, as they are saved with checkpoints.
+# Hooks that open checkpoints of other libraries. They are set here because model files are saved with checkpoints as
+# remote code and must not import the conversion.
 HfViTPreTrainedModel._convert_pretrained = staticmethod(convert_pretrained)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-# Public functions imported on first access, so that opening a model does not import training and export code
+# Maps public functions to their modules. They are imported on first access, so that opening a model does not import
+# training and export code.
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
     "list_families": ".convert.families",

@@ -6,5 +6,5 @@ from .cli import main
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "hf-vit"  # Program name in error messages
+    sys.argv[0] = "hf-vit"  # program name in error messages
     main()

@@ -103,8 +103,8 @@ def evaluate(
     """Evaluate a saved model and write scores and figures. Equivalent to `hf-vit evaluate`.
 
     Args:
-        model: Saved or published model.
-        data: Folder, file, or dataset name on the Hub, with targets of the model's task.
+        model: Folder of a saved model, or name of a model on the Hub.
+        data: Folder, file, or dataset name on the Hub, with targets for the task of the model.
         report: Function that receives progress messages.
         **options: Options of `hf-vit evaluate` by name, such as `split="validation", output_dir="scores"`.
 
@@ -146,7 +146,7 @@ def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> lis
 
 
 def as_list(paths: Paths) -> list[str]:
-    """Return one or several paths as a list of strings."""
+    """Return a path, or a sequence of paths, as a list of strings."""
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.fspath(path) for path in several]
 
@@ -154,7 +154,7 @@ def as_list(paths: Paths) -> list[str]:
 def with_model_and_data(
     options: Mapping[str, Any], model: str | os.PathLike[str] | None, data: Paths
 ) -> dict[str, Any]:
-    """Return the options with model and data added; raise `ValueError` if one of them is given twice."""
+    """Return the options with `model` and `data` added; raise `ValueError` if the options already contain them."""
     places = {"model_name_or_path": model, "dataset_name": data[0] if len(data := as_list(data)) == 1 else data}
     if twice := [name for name in places if name in options]:
         raise ValueError(f"{twice[0]} is already given by model or data. Leave it out.")
@@ -162,7 +162,10 @@ def with_model_and_data(
 
 
 def options_without_workers() -> dict[str, Any]:
-    """Return options that disable data loader workers if workers would be spawned, which needs a `__main__` guard."""
+    """Return options that disable data loader workers unless processes are forked.
+
+    Spawned workers would require a `__main__` guard in the user's script.
+    """
     default, *_ = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or default
     return {} if method == "fork" else {"dataloader_num_workers": 0}

@@ -3,9 +3,9 @@
 Usage: hf-vit COMMAND ...
 """
 
-# Help pages and errors about options must not import torch, which takes seconds. This module therefore imports only
-# the standard library, is run by its path (`hf_vit/start.py`) and reads the options of all commands from a file that
-# `python -m hf_vit.commands.generate` writes.
+# Help pages and errors about options must not import torch, because the import takes seconds. Therefore, this module
+# imports only the standard library, and `hf_vit/start.py` runs it as a file. The options of all commands are read from
+# options.json, which `python -m hf_vit.commands.generate` writes.
 import argparse
 import json
 import math
@@ -45,11 +45,11 @@ Examples:
     hf-vit predict outputs/photos-image-classification photo.jpg --picture labeled.png
 
 hf-vit COMMAND --help shows the arguments and options of a command."""
-TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # Short names of tasks.
+TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # short names of tasks
 ALIASES = {"model_name_or_path": ["--model"]}
-# Layout of help pages in characters: column of the descriptions, and limits of the page width
+# Layout of help pages in characters: column at which descriptions start, and minimum and maximum page width
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120
-MOST_CHOICES = 40  # Maximum characters of a list of choices; longer lists become a placeholder.
+MOST_CHOICES = 40  # maximum length of a list of choices; a longer list is replaced by a placeholder such as TEXT
 PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y", "size": "N"}
 USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
@@ -59,7 +59,7 @@ say = partial(print, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None, description: str | None = None) -> None:
-    """Run a command. Errors that the user can fix exit with a one-line message.
+    """Run a command. If an error occurs that the user can fix, exit with a one-line message.
 
     Args:
         arguments: Command line without the program name; by default `sys.argv[1:]`.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # The locale may be unable to print class names
+        sys.stdout.reconfigure(errors="backslashreplace")  # Class names may contain characters that the locale lacks.
     if words[0] in ("-h", "--help"):
         say(help_page())
         return
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
             raise ValueError(f"There is no command {words[0]!r}.{question} Run hf-vit --help for a list of commands.")
         try:
             os.getcwd()
-        except FileNotFoundError:  # transformers cannot be imported without a working directory
+        except FileNotFoundError:  # The import of transformers requires an existing working directory.
             sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
         if words[0] in table()["groups"] and words[1:2] in ([], ["-h"], ["--help"]):
             say(table()["groups"][words[0]])
@@ -100,7 +100,7 @@ def help_page() -> str:
 
 @contextmanager
 def exit_with_error_line() -> Iterator[None]:
-    """Exit with the program name and a one-line message if an error occurs that the user can fix."""
+    """Context manager that exits with a one-line message if an error occurs that the user can fix."""
     try:
         yield
     except USER_ERRORS as error:
@@ -109,19 +109,25 @@ def exit_with_error_line() -> Iterator[None]:
 
 @cache
 def table() -> dict[str, Any]:
-    """Return the content of `options.json`: options and help pages of all commands, see `hf_vit.commands.generate`."""
+    """Return the content of `options.json`: the options and help pages of all commands."""
     content: dict[str, Any] = json.loads((PACKAGE / "commands" / "options.json").read_text(encoding="utf-8"))
     return content
 
 
 @cache
 def module(file: str) -> dict[str, Any]:
-    """Run a file of the package that imports only the standard library, and return its namespace."""
+    """Run a file of the package without importing the package, and return its namespace.
+
+    The file must import only the standard library.
+    """
     return runpy.run_path(str(PACKAGE / file))
 
 
 def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split words into the command name with its task or subcommand, as in "train depth-estimation", and the rest."""
+    """Split a command line into the name of a command and its arguments.
+
+    The name includes the task or subcommand, as in "train depth-estimation".
+    """
     command, *rest = words
     pages = table()["pages"]
     parts = [name.removeprefix(f"{command} ") for name in pages if name.startswith(f"{command} ")]
@@ -139,7 +145,7 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
-    """Return the page of a command and its option values, or print the help page and return None."""
+    """Return the page of a command and the given option values. If help is requested, print it and return None."""
     help_wanted, words = split_help(words)
     is_help, page = help_wanted is not None, merged() if name == "evaluate" else load_page(name)
     values, unknown = ({}, []) if is_help and name != "evaluate" else read(page, words)
@@ -157,8 +163,8 @@ def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[P
 def run(page: Page, values: Mapping[str, Any]) -> None:
     """Run a command.
 
-    Training, evaluation and extraction report user errors themselves, so that a `ValueError` which they raise is a bug
-    and keeps its traceback.
+    Training, evaluation and feature extraction already report user errors. Any other error that they raise is a bug
+    and is printed with its traceback.
     """
     module_name, _, name = page["call"].partition(":")
     function = getattr(import_module(module_name), name)
@@ -167,7 +173,10 @@ def run(page: Page, values: Mapping[str, Any]) -> None:
 
 
 def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the word after `--help` ("" if there is none, None without `--help`) and the other words."""
+    """Return the word after `--help` and all other words of a command line.
+
+    The first value is "" if no word follows, and None if there is no `--help`.
+    """
     start = next((index for index, word in enumerate(words) if word in ("-h", "--help")), None)
     if start is None:
         return None, list(words)
@@ -181,7 +190,7 @@ def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of the options of a command. It raises `ValueError` on errors and omits options that are not given."""
+    """Parser for the options of a command. It raises `ValueError` on errors, and sets no defaults."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(argument_default=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
@@ -197,7 +206,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--recipe")
 
     def add_option(self, name: str, option: Option) -> None:
-        """Add an option with underscores or dashes, and a `--no_` flag if its default is true."""
+        """Add an option, spelled with underscores or dashes, and a `--no_` flag if its default is true."""
         settings: dict[str, Any] = {"choices": option.get("choices"), "required": option.get("required", False)}
         if "const" in option:
             settings |= {"nargs": "?", "const": option["const"]}
@@ -214,12 +223,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def spellings(name: str) -> list[str]:
-    """Return the flags of an option with underscores and with dashes."""
+    """Return the flag of an option in both spellings, with underscores and with dashes."""
     return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
 
 
 def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the given options, and the words that do not belong to any option."""
+    """Parse a command line. Return the values of the given options, and the words that belong to no option."""
     recipe = page["recipe"] and words[:1] and words[0].endswith((".yaml", ".yml"))
     namespace, unknown = Parser(page).parse_known_args(words[1:] if recipe else words)
     values = vars(namespace)
@@ -229,14 +238,17 @@ def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def load_page(name: str) -> Page:
-    """Return the page of a command, with its options in a dict by name."""
+    """Return the page (help text and options) of a command, with its options in a dict by name."""
     page: Page = table()["pages"][name]
     options = [table()["options"][key] for key in page["options"]]
     return {**page, "options": {option["name"]: option for option in options}}
 
 
 def merged(shared: bool = False) -> Page:
-    """Return the evaluation page with the options of all tasks, or, if `shared`, only those that all tasks have."""
+    """Return a page of the evaluation command for all tasks.
+
+    It contains the options of every task or, with `shared`, only the options that all tasks have in common.
+    """
     pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
     options = {name: option for page in pages for name, option in page["options"].items()}
     if shared:
@@ -246,9 +258,9 @@ def merged(shared: bool = False) -> Page:
 
 
 def find_task(values: Mapping[str, Any], is_help: bool) -> str:
-    """Return the task of the model to evaluate, or "" if it is unknown without importing the package.
+    """Return the task of the model to evaluate, or "" if the package must be imported to find it.
 
-    The configuration of a model on the Hub is read only for a help page, because importing the package takes seconds.
+    Only for help pages, the package is imported to read the configuration of a model on the Hub. This takes seconds.
     """
     architectures: dict[str, list[str]] = table()["architectures"]
     task, model = values.get("task"), values.get("model_name_or_path")
@@ -262,7 +274,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
-    except (ValueError, AttributeError):  # The package reports invalid files later
+    except (ValueError, AttributeError):  # The evaluation reports an invalid config.json later.
         return ""
     saved = str(names[0])
     return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")
@@ -288,7 +300,7 @@ def to_mapping(text: str) -> dict[str, Any]:
 
 
 def to_path(text: str) -> Path | str:
-    """Convert a word to a path; the placeholder of argparse for a missing word is returned unchanged."""
+    """Convert a word to a path. The placeholder of argparse for a missing argument is returned unchanged."""
     return text if text is argparse.SUPPRESS else Path(text)
 
 
@@ -317,12 +329,12 @@ def to_size(text: str) -> int | tuple[int, int]:
 TYPES: dict[str, Callable[[str], Any]] = {
     **{"str": str, "int": int, "float": float, "path": to_path, "bool": to_bool, "pair": to_pair, "size": to_size},
     "mapping": to_mapping,
-    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # Other values are file names
+    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # text is a file name
 }
 
 
 def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None:
-    """Raise `ValueError` for unknown options, unexpected words and numbers out of range."""
+    """Raise `ValueError` for unknown options, unexpected words, numbers out of range and unknown recipes."""
     names = module("options/names.py")
     options: dict[str, Option] = page["options"]
     for name in (name for name in values if name in names["ANSWERS"]):
@@ -376,7 +388,7 @@ def usage_notation(name: str, option: Option) -> str:
 
 
 def row(option: Option, page: Page, is_short: bool) -> str:
-    """Return the lines of an option on a help page."""
+    """Return the text of an option on a help page, in one or more lines."""
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
     name = option["name"]
     is_word = name in page["words"] and option.get("required")

@@ -1,4 +1,4 @@
-"""Checks for optional packages, and the commands that install them."""
+"""Checks whether optional packages are installed, and commands that install them."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ from .model.configuration_hf_vit import INSTALL_COMMAND
 
 
 def check_packages(purpose: str, *packages: str, extra: str = "train") -> None:
-    """Raise `ImportError` with the command that installs `extra` if a package that `purpose` needs is missing."""
+    """Raise `ImportError` if a package is missing. The message has `purpose` and the command to install `extra`."""
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ImportError(f"{purpose} needs {' and '.join(missing)}. Install: {install_command(extra)}")
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a model, and peak throughput of GPUs."""
+"""Number of floating-point operations (FLOPs) of a model, and peak throughput of GPUs."""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +18,9 @@ from .model.task_semantic_segmentation import HfViTForSemanticSegmentation
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation
 
 
-# Peak throughput in 10^12 operations per second: bfloat16 and float16 with float32 accumulation, without sparsity.
-# Source: NVIDIA's data sheets and architecture white papers. The first name contained in a device name applies.
+# Peak throughput of GPUs in 10^12 operations per second, for bfloat16 and float16 with float32 accumulation, without
+# sparsity. Source: data sheets and architecture white papers of NVIDIA. The first key contained in a device name
+# applies.
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "H200 NVL": 835.0,
@@ -44,7 +45,7 @@ SINGLE_IMAGE = (
     *(HfViTModel, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTForUniversalSegmentation),
     *(HfViTForDepthEstimation, HfViTForObjectDetection, HfViTForKeypointDetection),
 )
-# Outputs that a table of stages shows
+# Outputs with a shape that is printed in the table of stages
 OUTPUTS = {
     *("pooler_output", "logits", "predicted_depth", "pred_boxes", "heatmaps", "masks_queries_logits"),
     "class_queries_logits",
@@ -77,24 +78,28 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
 
 
 def count_flops(model: HfViTPreTrainedModel, height: int, width: int) -> tuple[dict[str, int], Any]:
-    """Return the operations of each module by name for one image, "Global" for all, and the output of the model.
+    """Return the number of operations for one image by module name, and the output of the model.
+
+    The key "Global" has the number of operations of the whole model.
 
     Args:
         model: A model that takes images only, with weights on the meta device. It is not usable afterwards.
         height: Height of the image in pixels.
         width: Width of the image in pixels.
     """
-    # transformers reads the values of window masks, which meta tensors do not have. The weights can be arbitrary.
+    # Window attention runs on the CPU, because transformers reads the values of attention masks, and meta tensors have
+    # no values. Weights are uninitialized, because their values do not affect the number of operations.
     device = "meta" if model.config.window_size is None else "cpu"
     image = torch.zeros(1, model.config.num_channels, height, width, device=device)
-    # Plain matrix products: fused attention kernels are not counted on all devices or by all torch versions.
+    # The MATH backend computes attention with plain matrix products, which are always counted. Fused kernels are not
+    # counted on all devices and by all torch versions.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         outputs = model.eval().requires_grad_(False).to_empty(device=device)(image)
     return {name: int(sum(counts.values())) for name, counts in counter.get_flop_counts().items()}, outputs
 
 
 class Stage(NamedTuple):
-    """Stage of a model: its name, output shape, and numbers of parameters and operations."""
+    """Stage of a model, such as a block: name, output shape, number of parameters and number of operations."""
 
     name: str
     shape: str
@@ -106,8 +111,8 @@ def describe_stages(model: HfViTPreTrainedModel, height: int, width: int) -> lis
     """Return the stages of a model for one image.
 
     Args:
-        model: A model with weights on the meta device, which is not usable afterwards. Models that take texts or
-            several views are described without their head.
+        model: A model with weights on the meta device. It is not usable afterwards. The head is left out for models
+            that require other inputs than one image, such as texts.
         height: Height of the image in pixels, a multiple of the patch height.
         width: Width of the image in pixels, a multiple of the patch width.
     """

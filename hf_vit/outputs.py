@@ -1,4 +1,4 @@
-"""Safety checks of output folders and files, so that no command overwrites its inputs or files it did not write."""
+"""Safety checks of output folders and files. Commands must not overwrite their inputs or files of other programs."""
 
 import json
 import os
@@ -16,24 +16,24 @@ from typing import NamedTuple
 import psutil
 
 
-LOCK_NAME = "training.lock"  # File with the host and process of an active training run.
-LOCK_TIMEOUT_SECONDS = 300.0  # Lock file age after which a run on another host counts as dead.
-RECORD = ".hf_vit_outputs"  # Checksums of the files written to a folder, in the format of sha256sum.
+LOCK_NAME = "training.lock"  # lock file with the host and process of an active training run
+LOCK_TIMEOUT_SECONDS = 300.0  # age of a lock file after which a training run on another host is considered dead
+RECORD = ".hf_vit_outputs"  # file with checksums of the files written to a folder, in the format of sha256sum
 
 
 class FolderState(Enum):
     """State of an output folder."""
 
     UNWRITABLE = auto()
-    FREE = auto()  # The folder is missing or empty.
-    RUNNING = auto()  # Another process writes to it.
-    RESUMABLE = auto()  # It contains checkpoints.
-    FINISHED = auto()  # It contains a saved model and no checkpoints.
+    FREE = auto()  # The folder does not exist or is empty.
+    RUNNING = auto()  # Another process writes to the folder.
+    RESUMABLE = auto()  # The folder contains checkpoints.
+    FINISHED = auto()  # The folder contains a saved model and no checkpoints.
     OTHER = auto()
 
 
 class Judgment(NamedTuple):
-    """State of an output folder and, if a new training run cannot write to it, the reason."""
+    """State of an output folder, and the reason if a new training run cannot write to the folder."""
 
     state: FolderState
     reason: str = ""
@@ -90,12 +90,12 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def free_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the first free folder of `path`, `path`-2, `path`-3 and so on, without creating it."""
+    """Return the first of the folders `path`, `path`-2, `path`-3, … that is missing or empty, without creating it."""
     return next(filterfalse(_is_taken, _numbered_folders(Path(path))))
 
 
 def last_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the last of the folders `path`, `path`-2, `path`-3, ... that is in use, or `path` if none is."""
+    """Return the last of the folders `path`, `path`-2, `path`-3, … before the first free one; at least `path`."""
     return [Path(path), *takewhile(_is_taken, _numbered_folders(Path(path)))][-1]
 
 
@@ -109,7 +109,7 @@ def _is_taken(folder: Path) -> bool:
 
 
 def file_age_seconds(file: Path) -> float:
-    """Return the age of a file by the clock of its file system, which may be on another host."""
+    """Return the age of a file, measured with the clock of its file system (which may be on another host)."""
     with tempfile.NamedTemporaryFile(dir=file.parent) as now:
         return os.stat(now.name).st_mtime - file.stat().st_mtime
 
@@ -126,7 +126,8 @@ def _describe_running(lock: Path) -> str | None:
         host, process, silence = "an unknown host", "unknown", file_age_seconds(lock)
     if host == socket.gethostname():
         with suppress(psutil.NoSuchProcess):
-            if process != os.getpid() and psutil.Process(process).create_time() == started:  # Ids are reused
+            # The start time is compared because another process may have the id of a process that has ended.
+            if process != os.getpid() and psutil.Process(process).create_time() == started:
                 return (
                     f"A training run (process {process}) is using {lock.parent}. Wait until it ends, or choose "
                     "another --output_dir."
@@ -141,9 +142,9 @@ def _describe_running(lock: Path) -> str | None:
 
 
 def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
-    """Raise `ValueError` if a planned output file would overwrite an input or a file that must be kept.
+    """Raise `ValueError` if a planned output file would overwrite an input or another existing file.
 
-    With `overwrite`, unchanged files of an earlier run may be replaced; `RECORD` has their checksums.
+    With `overwrite`, files of an earlier run may be replaced if they match their checksums in `RECORD`.
     """
     read, seen = {file.resolve() for file in inputs}, set[Path]()
     for file in planned:
@@ -162,7 +163,7 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
 
 
 def record_outputs(files: Iterable[Path]) -> None:
-    """Record the checksums of written files, so that a later run with `overwrite` may replace them."""
+    """Store the checksums of written files in `RECORD`, so that a later run with `overwrite` may replace them."""
     for file in files:
         with (file.parent / RECORD).open("a", encoding="utf-8") as record:
             record.write(f"{sha256(file.read_bytes()).hexdigest()}  {file.name}\n")

@@ -1,4 +1,4 @@
-"""Pretraining on your own images, with a measurement of the gain on labeled images."""
+"""Pretraining on unlabeled images, and measurement of the gain for a task with labeled images."""
 
 import gc
 import math
@@ -23,11 +23,11 @@ from .training.training_arguments import MINUTES
 __all__ = ["PretrainingResult", "pretrain"]
 METHODS = tuple(name for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
 LABELED_TASKS = tuple(name for name in TASKS if name not in METHODS)
-PRETRAINING_SHARE = 0.6  # Share of the time; the two fine-tuning runs have equal shares of the rest.
-GEOMETRY = ("image_size", "patch_size")  # Configuration fields that the tuned model copies from the baseline.
-REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # Options that do not apply to all three training runs.
-PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # Options of pretraining only.
-CHANCE = 2.0  # Standard errors; smaller differences between two models may be due to chance.
+PRETRAINING_SHARE = 0.6  # fraction of the time for pretraining; baseline and fine-tuning share the rest equally
+GEOMETRY = ("image_size", "patch_size")  # configuration fields that the tuned model copies from the baseline
+REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # options that do not apply to all three training runs
+PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # options of pretraining only
+CHANCE = 2.0  # number of standard errors; smaller differences between two models may be due to chance
 DEFAULT_TASK = "image-classification"
 
 
@@ -47,17 +47,17 @@ class PretrainingResult:
 
     @property
     def gain(self) -> float | None:
-        """Improvement of the main score by pretraining, times 100; None without labels."""
+        """Improvement of the main score by pretraining in points (times 100); None without labels."""
         return None if self.tuned is None or self.baseline is None else gain_of(self.tuned, self.baseline)
 
     @property
     def best(self) -> TrainingResult | None:
-        """The better one of `tuned` and `baseline`; None without labels."""
+        """The better result of `tuned` and `baseline`; None without labels."""
         return None if self.gain is None else self.tuned if self.gain >= 0 else self.baseline
 
 
 def gain_of(tuned: TrainingResult, baseline: TrainingResult) -> float:
-    """Return the improvement of the main score from `baseline` to `tuned`, times 100."""
+    """Return the improvement of the main score from `baseline` to `tuned` in points (times 100)."""
     difference = 100 * (tuned.scores[tuned.metric] - baseline.scores[tuned.metric])
     return difference if tuned.greater_is_better else -difference
 
@@ -138,7 +138,7 @@ def run_or_resume(
         minutes: Training time.
         **given: Further options of this run.
     """
-    gc.collect()  # Joins data loader workers of the previous run before the time of this run starts
+    gc.collect()  # ends the data loader workers of the previous run before the timer of this run starts
     resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
     return run(task, data, output_dir=folder / name, minutes=minutes, **given, **resumed)
 
@@ -166,7 +166,12 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
 
 
 def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) -> Path:
-    """Return the output folder; raise `ValueError` if it is empty when resuming, or not empty otherwise."""
+    """Return the output folder of all three training runs.
+
+    Raises:
+        ValueError: if the folder is empty with `resume`, or not empty without `resume`.
+        OSError: if the folder is not writable.
+    """
     folder = Path(output_dir) if output_dir is not None else free_folder(Path("outputs") / f"{name}-pretraining")
     state, reason = find_folder_state(folder)
     if state is FolderState.UNWRITABLE:
@@ -180,9 +185,9 @@ def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) ->
 def find_labels(
     task: str | None, method: str, data: Paths, labels: Any, run: Callable[..., object], report: Callable[[str], None]
 ) -> bool:
-    """Return whether `data` or `labels` has labels; raise the errors of `train` if an argument is invalid."""
+    """Return whether labeled images are available; raise the errors of `train` if an argument is invalid."""
     dry_run = partial(run, dry_run=True, report=lambda _: None)
-    if labels is not None:  # Fail early: these images are opened only after the baseline
+    if labels is not None:  # Checks `data` before the baseline starts, because pretraining opens it only afterwards.
         dry_run(method, data)
     try:
         dry_run(task or DEFAULT_TASK, data if labels is None else labels)
@@ -195,19 +200,19 @@ def find_labels(
 
 
 def with_geometry_of(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the given `config_overrides`, with image and patch size of a model added unless they are given."""
+    """Return the `config_overrides` in `options`, with image and patch size of `config` added unless given."""
     fields = convert("config_overrides", options.get("config_overrides") or {}, dict)
     settled = {*fields, *(name for name, value in options.items() if value is not None)}
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 
 
 def describe_gain(encoder: TrainingResult, tuned: TrainingResult, baseline: TrainingResult) -> str:
-    """Return a message with the gain by pretraining, its random error, and the recommended model."""
+    """Return a message with the gain by pretraining, its statistical uncertainty, and the recommended model."""
     gain = gain_of(tuned, baseline)
     name, count = tuned.metric, tuned.num_scored
     one, other = tuned.scores[name], baseline.scores[name]
     chance = ""
-    if name == "accuracy":  # Accuracy is a mean over images, so its standard error is known
+    if name == "accuracy":  # Accuracy is a mean over images, so its standard error can be computed.
         deviation = math.sqrt((one * (1 - one) + other * (1 - other)) / count)
         chance = f", on {count:,} images (differences below {100 * CHANCE * deviation:.1f} points may be chance)"
     verdict = "helped by" if gain >= 0 else "cost"

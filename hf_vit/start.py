@@ -10,7 +10,7 @@ from pathlib import Path
 
 def main() -> None:
     """Run `main` of `hf_vit/cli.py`."""
-    package = find_spec("hf_vit")  # Locates the package without importing it
+    package = find_spec("hf_vit")  # find_spec locates the package without importing it.
     assert package is not None
     assert package.origin is not None
     runpy.run_path(str(Path(package.origin).with_name("cli.py")))["main"]()

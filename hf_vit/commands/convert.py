@@ -93,9 +93,9 @@ def given_options(**options: Any) -> dict[str, Any]:
 
 
 def read_convertible(source: str, revision: str, layout: str | None) -> Mapping[str, Any]:
-    """Return the configuration of a model; raise `ValueError` unless either it is an hf_vit model or `layout` is None.
+    """Return the configuration of a model to convert (`layout` is None) or to export; empty for a file of weights.
 
-    Its fields are empty for a file of weights.
+    Raises `ValueError` if the model to convert is an hf_vit model already, or the model to export is not one.
     """
     config = read_config(source, revision=revision)
     is_ours = config.get("model_type") == "hf_vit"
@@ -118,7 +118,10 @@ def export_hf_vit_model(
 
 
 def report_parity(source: Source, converted: Converted, report: Callable[[str], None]) -> list[OutputParity]:
-    """Compare each output with the source implementation, if it can be run, and report the differences."""
+    """Compare all outputs with the source implementation and report the differences.
+
+    If the source implementation cannot be run, report the reason and return an empty list.
+    """
     rows = []
     try:
         for row in conversion.compare_with_source(source, converted):
@@ -159,7 +162,7 @@ def convert_published(
     rows = [] if skip_parity else report_parity(opened, converted, report)
     if not all(row.is_equal for row in rows) and not write_anyway:
         raise ValueError("Outputs differ from the source, so nothing was written. Use --write_anyway to save it.")
-    converted.weights.clear()  # Free memory: the model below loads its own copy
+    converted.weights.clear()  # Frees memory, because the model below loads the weights again.
     options = order | {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
     changes = fields | {name: given[name] for name in ("task", "dataset_index", "dtype") if name in given}
     model_class = conversion.TASKS[given["task"]] if "task" in given else converted.model_class

@@ -1,7 +1,7 @@
 """Write the options of all commands to `options.json`, and the training options as tables to `training/OPTIONS.md`.
 
-`hf-vit` reads `options.json` to avoid importing the package. Run this script after changing an option:
-python -m hf_vit.commands.generate
+`hf-vit` reads `options.json`, so that it does not have to import the package for help pages. After a change of an
+option, run: python -m hf_vit.commands.generate
 """
 
 import inspect
@@ -33,7 +33,7 @@ from .visualize import visualize
 
 FILE = Path(__file__).with_name("options.json")
 TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
-# Functions of commands, and the options that can also be given as positional arguments
+# Maps the function of each command to the options that can also be given as positional arguments
 WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
@@ -45,14 +45,15 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     push: ("folder", "repo_id"),
     info: ("model",),
 }
-# Groups of the essential options of training, evaluation and feature extraction, in the order of the help pages
+# Option groups on the short help pages of training, evaluation and feature extraction, in the order of the pages
 TRAINING = ("Data", "Model", "Training", "Output")
 EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
 EXTRACTION = ("Extraction", "Data", "Output")
-NOT_ESSENTIAL_IN_EVALUATION = ("resume_from_checkpoint", "dry_run")  # Not essential in evaluation.
-# Options whose default depends on data and device; the declared default is only a fallback.
+# Options that are listed only by --help all for evaluation, although they are essential for training
+NOT_ESSENTIAL_IN_EVALUATION = ("resume_from_checkpoint", "dry_run")
+# Options with a default that depends on data and device; the declared default is only a fallback
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
-INSTALLATION_DEPENDENT = {"dataloader_pin_memory", "report_to"}  # Options whose default depends on the installation.
+INSTALLATION_DEPENDENT = {"dataloader_pin_memory", "report_to"}  # options with a default that depends on the machine
 
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training
@@ -76,7 +77,7 @@ def generate() -> str:
         keys = [key_of(option, options) for option in declared]
         groups = sorted(
             dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]),
-            key=lambda title: title == LIBRARY_GROUP,  # The group of the Trainer comes last
+            key=lambda title: title == LIBRARY_GROUP,  # sorts the group of Trainer options to the end
         )
         call = f"{function.__module__}:{function.__name__}"
         start = {"call": call, "recipe": False, "text": command_text(function), "words": words}
@@ -146,7 +147,7 @@ def tables(content: Mapping[str, Any]) -> str:
     for group in (*groups, LIBRARY_GROUP):
         options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
         names = list(dict.fromkeys(option["name"] for option in options.values()))
-        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # Keep rows of an option together
+        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # groups the rows of an option
         rows = [table_row(options[key], tasks[key]) for key in keys]
         parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
     return "\n\n".join(parts) + "\n"
@@ -172,14 +173,14 @@ def table_row(option: Option, tasks: Sequence[str]) -> str:
 
 
 def command_text(function: Callable[..., Any]) -> str:
-    """Return the text above the options of a command: the docstring of its module or of its function."""
+    """Return the help text of a command above its options: the docstring of its module or of its function."""
     module = inspect.getmodule(function)
     described = function if module in (models, features) else module
     return (inspect.getdoc(described) or "").partition("\n\nArgs:")[0]
 
 
 def describe(task: str) -> str:
-    """Return the text above the options of a training command."""
+    """Return the help text of a training command above its options."""
     lines = [
         f"Train a model for {task.replace('-', ' ')}, or fine-tune an existing one.",
         "",
@@ -195,7 +196,7 @@ def describe(task: str) -> str:
 
 
 def training_options(task: type[Task]) -> Iterator[Option]:
-    """Yield the options of training for a task, with the defaults and help texts of the task."""
+    """Yield the training options of a task, with the defaults and help texts that are specific to the task."""
     for option in options_of_types(task.argument_types(), TRAINING):
         replaced = {"default": task.argument_defaults, "help": task.argument_help}
         yield option | {key: texts[option["name"]] for key, texts in replaced.items() if option["name"] in texts}
@@ -205,7 +206,7 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
     """Yield the options of evaluation for a task."""
     own = sorted(
         options_of_types((EvaluationArguments,), EVALUATION),
-        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # Library options come last
+        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # sorts Trainer options last
     )
     shared = options_of_types((task.fields()["options"],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
@@ -217,7 +218,10 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
 
 
 def options_of_types(types: Sequence[type], essential_groups: Sequence[str]) -> Iterator[Option]:
-    """Yield the options of dataclasses. Options outside of `essential_groups` are not essential."""
+    """Yield the options that the fields of dataclasses declare.
+
+    Options in groups other than `essential_groups` are never marked as essential.
+    """
     for kind in types:
         hints = get_type_hints(kind)
         for item in fields(kind):
@@ -246,7 +250,7 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
 
 
 def group_title(kind: type, name: str) -> str:
-    """Return the first docstring line of the dataclass that declares a field."""
+    """Return the title of a field's option group: the first docstring line of the dataclass that declares it."""
     declaring = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
     return (declaring.__doc__ or "").partition("\n")[0].rstrip(".")
 
@@ -268,7 +272,7 @@ def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> I
 
 
 def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the text of each parameter in the "Args" section of a docstring."""
+    """Map the parameters of a function to their texts in the "Args" section of its docstring."""
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", flags=re.MULTILINE | re.DOTALL)
     assert section is not None, function
     entries = re.findall(r"^    (\*{0,2}\w+): (.*(?:\n      .*)*)", section[1], flags=re.MULTILINE)
@@ -279,7 +283,7 @@ def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def kinds_of(annotation: Any) -> Option:
-    """Return the properties of an option that follow from its annotation: type, list, choices and range."""
+    """Return the properties of an option that its type annotation determines: type, list, choices and range."""
     found: Option = {}
     if get_origin(annotation) is Annotated:
         annotation, *notes = get_args(annotation)
@@ -307,7 +311,7 @@ def kinds_of(annotation: Any) -> Option:
 
 
 def compact(content: Option) -> Option:
-    """Return an option as a JSON-compatible dict without empty entries."""
+    """Return a copy of an option as a JSON-compatible dict without empty values, except for the default."""
     known = {
         name: value
         for name, value in content.items()

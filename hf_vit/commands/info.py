@@ -33,7 +33,7 @@ from ..training.lora import count_parameters
 from ..training.tasks import TASKS
 
 
-# Files with the tested versions, in an installed package and in a checkout
+# Possible paths of the file with the tested versions: in an installed package and in a git checkout
 CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraints.txt")
 MOST_NAMES = 12  # Maximum number of listed class names
 
@@ -63,7 +63,10 @@ def info(model: str | None = None, *, image: str | None = None, report: Callable
 
 
 def stage_table(content: dict[str, Any], image: str) -> list[str]:
-    """Return the lines of a table of stages, given the content of a config.json and the image size as text."""
+    """Return the lines of a table with all stages of a model.
+
+    `content` is the content of the model's config.json, and `image` is the image size, such as "224x160".
+    """
     if content.get("model_type") != "hf_vit":
         raise ValueError(f"--image {image} needs a model of hf_vit. Convert it first: hf-vit convert SOURCE OUTPUT")
     height, _, width = image.partition("x")
@@ -101,13 +104,13 @@ def describe_installation() -> Iterator[str]:
 
 
 def requirements(extra: str = "") -> dict[str, SpecifierSet]:
-    """Return the version ranges of the packages that hf-vit, or one of its extras, requires, by package name."""
+    """Return the packages that hf-vit requires, or that one of its extras adds, with the allowed versions."""
     found = map(Requirement, metadata.requires("hf-vit") or [])
     return {r.name: r.specifier for r in found if (r.marker.evaluate({"extra": extra}) if r.marker else not extra)}
 
 
 def untested_versions(libraries: Mapping[str, SpecifierSet]) -> Iterator[str]:
-    """Yield a line for each library older than required, or newer than the tested minor version."""
+    """Yield a line for each library that is older than required or newer than the latest tested minor version."""
     file = next(filter(Path.is_file, CONSTRAINTS))
     pins = [line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line]
     tested = {canonicalize_name(name): Version(text) for name, text in pins}
@@ -168,7 +171,7 @@ def describe_hf_vit_model(content: dict[str, Any]) -> Iterator[str]:
 
 
 def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
-    """Return the model of a configuration on the meta device."""
+    """Return a model for a configuration, on the meta device without weights."""
     architecture = str((config.architectures or ["HfViTModel"])[0])
     classes = (task.model_class for task in TASKS.values())
     model_class = next((found for found in classes if found.__name__ == architecture), HfViTModel)
@@ -177,11 +180,11 @@ def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:
-    """Yield a line with the scores in a model's card, if it has a card."""
+    """Yield a line with the evaluation scores in a model card, or nothing if there is no card or no score."""
     card = Path(name_or_path) / "README.md"
     try:
         data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
-    except (OSError, ValueError):  # Includes network errors
+    except (OSError, ValueError):  # OSError includes network errors.
         return
     results = [f"{result.metric_type} {result.metric_value:.4g}" for result in data.eval_results or []]
     if results:

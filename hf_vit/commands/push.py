@@ -18,7 +18,7 @@ from ..training.publishing.hub import check_upload, list_upload
 
 
 def describe(folder: Path) -> Iterator[str]:
-    """Yield a line for each file to upload with its size in bytes, and lines for the metadata of the card."""
+    """Yield lines with the name and size in bytes of each file to upload, and with the metadata of the model card."""
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in list_upload(folder)}
     for name, size in files.items():
         yield f"{size:>14,}  {name}"

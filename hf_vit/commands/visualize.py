@@ -61,7 +61,7 @@ def open_for_inspection(
         ValueError: if the checkpoint cannot be opened.
     """
     saved = open_source(name_or_path).config
-    # timm configurations have no `architectures`; those of classifiers have `num_classes`
+    # A timm configuration has no `architectures`; if it has `num_classes`, the model is a classifier.
     name = (saved.get("architectures") or ["ForImageClassification" if saved.get("num_classes") else ""])[0]
     heads = (known for known in TASKS.values() if known is not HfViTModel)
     model_class = next((head for head in heads if head.__name__.removeprefix("HfViT") in name), HfViTModel)
@@ -74,37 +74,38 @@ def open_for_inspection(
 
 @dataclass(frozen=True)
 class Inspection:
-    """A photo to be inspected, with the model and image processor of `open_for_inspection`."""
+    """A photo to draw pictures of, with the model and image processor returned by `open_for_inspection`."""
 
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
-    # x and y in pixels of the photo. None means the pooled output for attention, and the central patch for similarity.
+    # Position (x, y) in pixels of the photo. If None, attention is drawn for the pooled output, and similarity is
+    # computed to the central patch.
     point: tuple[float, float] | None = None
-    class_name: str | None = None  # Class for saliency; None means the most likely class
+    class_name: str | None = None  # class for which saliency is drawn; None means the most likely class
 
     @cached_property
     def pixel_values(self) -> Tensor:
-        """Input of the model, (1, C, H, W)."""
+        """Model input computed from the photo, (1, C, H, W)."""
         pixel_values: Tensor = self.processor(self.photo, return_tensors="pt").pixel_values
         return pixel_values.to(self.model.device)
 
     @cached_property
     def picture(self) -> Image.Image:
-        """The photo, reduced to at most `MAX_SIDE` pixels a side, to draw on."""
+        """Copy of the photo to draw on, scaled down to at most `MAX_SIDE` pixels per side."""
         fits = max(self.photo.size) <= MAX_SIDE
         return self.photo if fits else ImageOps.contain(self.photo, (MAX_SIDE, MAX_SIDE))
 
     def record_attention(self) -> attention.Attention:
-        """Return the attention within the photo."""
+        """Return the attention of the model for the photo."""
         return attention.record_attention(self.model, self.pixel_values)[0]
 
     def patch_features(self) -> Tensor:
-        """Return the features of the patches, (h, w, D)."""
+        """Return the features of the photo's patches, (h, w, D)."""
         return patches.patch_features(self.model, self.pixel_values)[0]
 
     def patch(self, grid: tuple[int, int]) -> patches.Patch | None:
-        """Return row and column of the patch under `point`, or None if no point was given."""
+        """Return row and column of the patch that contains `point`, or None if no point was given."""
         size = self.photo.height, self.photo.width
         return None if self.point is None else patches.patch_at(self.point, size, grid)
 
@@ -148,19 +149,19 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
-# Functions that draw a picture of one photo, by kind of picture
+# Maps each kind of picture to the function that draws it for one photo
 PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
-# Functions that draw one picture of all photos, by kind of picture
+# Maps each kind of picture that shows all photos together to the function that draws it
 JOINT_DRAWINGS: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
 def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
-    """Return the kinds of pictures that can be drawn for a model: saliency needs a classifier."""
+    """Return the kinds of pictures that can be drawn for a model. Saliency requires a classifier."""
     is_classifier = isinstance(model, HfViTForImageClassification)
     return [kind for kind in (*PHOTO_DRAWINGS, *JOINT_DRAWINGS) if is_classifier or kind != "saliency"]
 

@@ -26,8 +26,8 @@ from .key_map import export_weights, parts, strip_prefix
 
 
 Weights = Mapping[str, Tensor]
-# Required field values: timm's VisionTransformer has no argument for other values. With a norm before the blocks, its
-# patch embedding has no bias.
+# Field values that timm's VisionTransformer requires, because it has no argument for other values. A norm before the
+# blocks is excluded because timm's patch embedding then has no bias.
 REQUIRED_BY_TIMM = {"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True}
 REQUIRED_WITH_DISTILLATION = {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}
 TIMM_ARGUMENTS = {name: str(field) for name, field in parts("", "", ARGUMENTS).items()}
@@ -35,8 +35,8 @@ TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
 RESAMPLING = ("position_interpolation", "position_antialias", "position_interpolation_offset")
-# Fields that no layout can store and whose loss is accepted: they affect neither the outputs at the native image size
-# nor inference, or belong to heads that are not exported.
+# Fields that an export may lose without an error. They affect only training or the outputs at other image sizes, or
+# they belong to heads that are not exported.
 NOT_EXPORTED_FIELDS = {
     *TASK_CONFIGS,
     *RESAMPLING,
@@ -46,7 +46,7 @@ NOT_EXPORTED_FIELDS = {
 }
 
 
-# Export layouts, and the families that read them back
+# Export layouts, and the family that loads each of them
 LAYOUTS: Mapping[str, Family] = {
     "vit": VIT,
     "deit": DEIT,
@@ -82,12 +82,12 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
                 f"The DINOv2 classes of transformers do not support {name}={vars(config)[name]}, which is not square. "
                 f"Export to another layout, or load the model with {name}={width} first, which resamples its weights."
             )
-    # Dinov2Config reduces the width of a SwiGLU MLP to two thirds, rounded up to a multiple of 8.
+    # The factor 1.5 compensates Dinov2Config, which reduces the width of a SwiGLU MLP to two thirds.
     factor = 1.5 if config.use_gated_mlp else 1
     fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
     return {
         **fields,
-        # In a Dinov2Config, hidden_act applies to the plain MLP only.
+        # In a Dinov2Config, hidden_act applies only to MLPs without gate.
         "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
         "use_swiglu_ffn": config.use_gated_mlp,
         "layerscale_value": config.layerscale_value,
@@ -97,7 +97,7 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
 
 
 def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Return timm's config.json for its VisionTransformer class, with all arguments explicit."""
+    """Return the content of config.json for timm's VisionTransformer class, with all arguments set explicitly."""
     of_distilled = REQUIRED_WITH_DISTILLATION if config.use_distillation_token else {}
     for required, condition in ((REQUIRED_BY_TIMM, ""), (of_distilled, " with use_distillation_token=True")):
         for name, value in required.items():
@@ -133,7 +133,7 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
 
 
 def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
-    """Return weights with zero position embeddings for the registers, which timm requires if CLS has a position."""
+    """Return weights with zero position embeddings for register tokens, which timm requires if CLS has a position."""
     first = config.num_prefix_positions
     if first == 0 or config.num_register_tokens == 0:
         return weights
@@ -150,7 +150,7 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
         layout: "timm" for timm's `pretrained_cfg`, any other layout for preprocessor_config.json of transformers.
 
     Raises:
-        ValueError: If that library does not support an option.
+        ValueError: If the other library does not support an option.
     """
     options = image_processor.to_dict()
     exported = timm_options(options) if layout == "timm" else transformers_options(options)
@@ -168,14 +168,14 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
 
 
 def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return preprocessor_config.json: `ViTImageProcessor` only resizes, `BitImageProcessor` (DINOv2) also crops."""
+    """Return preprocessor_config.json for `BitImageProcessor` if images are cropped, else for `ViTImageProcessor`."""
     kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
     shared = {name: options[name] for name in SHARED if options.get(name) is not None}
     return {"image_processor_type": kind, **shared}
 
 
 def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return timm's `pretrained_cfg`, whose `crop_pct` is the ratio of the center crop to the resized image."""
+    """Return timm's `pretrained_cfg`. Its `crop_pct` is the ratio of the center crop to the resized image."""
     size = options["size"]
     crop = options["crop_size"] if options.get("do_center_crop") else size
     edge = crop.get("height", size.get("shortest_edge"))
@@ -199,10 +199,10 @@ def export_checkpoint(
     """Save a model in the layout of another library, which loads it without hf_vit. Weights are kept bit for bit.
 
     Args:
-        model: `HfViTModel` or `HfViTForImageClassification`. If the layout has no mask token, that of the model is
-            dropped with a warning.
+        model: `HfViTModel` or `HfViTForImageClassification`. If the layout does not support a mask token, the mask
+            token of the model is dropped with a warning.
         save_directory: New or empty folder.
-        layout: "vit", "deit", "dinov2" or "dinov2_with_registers" of transformers, or "timm".
+        layout: "vit", "deit", "dinov2" or "dinov2_with_registers" for classes of transformers, or "timm".
         image_processor: Image processor to save with the model.
 
     Raises:
@@ -232,7 +232,7 @@ def export_checkpoint(
 
 
 def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTConfig, dict[str, Tensor]]:
-    """Return configuration and weights of a model, without the mask token if the layout has none."""
+    """Return configuration and weights of a model, without the mask token if the layout does not support it."""
     config: HfViTConfig = model.config
     if layout.startswith("dinov2") or not config.use_mask_token:
         return config, model.state_dict()
@@ -244,7 +244,7 @@ def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTC
 def rename(
     model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], layout: str
 ) -> dict[str, Tensor]:
-    """Return the weights under the names of a layout; raise `ValueError` if the layout has no place for a tensor."""
+    """Return the weights under the tensor names of a layout; raise `ValueError` if it does not support a tensor."""
     family = LAYOUTS[layout]
     keys = {**family.keys, **({"norm": "fc_norm"} if config.norm_after_pooling and layout == "timm" else {})}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -286,7 +286,7 @@ def check_expressible(
 
 
 def comparable(config: HfViTConfig) -> dict[str, Any]:
-    """Return the fields of a configuration in a normalized form, so that equivalent configurations compare equal."""
+    """Return the fields of a configuration in a normalized form that is equal for equivalent configurations."""
     return {
         **config.to_dict(),
         "image_size": to_pair(config.image_size),

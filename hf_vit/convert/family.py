@@ -21,7 +21,7 @@ VIT_FIELDS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
     *("image_size", "patch_size", "num_channels"),
 )
-# `VIT_FIELDS`, and fields that only some ViT configurations of transformers share with `HfViTConfig`
+# `VIT_FIELDS` plus fields that only some ViT configurations of transformers have, also with the same name and meaning
 ARCHITECTURE = (
     *VIT_FIELDS,
     *("key_bias", "proj_bias", "mlp_bias", "use_gated_mlp", "layerscale_value", "drop_path_rate"),
@@ -31,7 +31,7 @@ ARCHITECTURE = (
 
 
 def is_classifier(shapes: Shapes) -> bool:
-    """Return whether a checkpoint of transformers has a classifier."""
+    """Return whether a checkpoint of transformers has a classifier, given the shapes of its tensors by name."""
     return "classifier.weight" in shapes
 
 
@@ -44,30 +44,31 @@ def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of published checkpoints, and how its configuration and weights are converted.
+    """A family of published checkpoints, with the rules that convert their configuration and weights.
 
-    "Source" is the published checkpoint.
+    "Source" means the published checkpoint.
 
     Args:
         name: Name of the family, as in the README.
         keys: Maps tensor names of hf_vit to those of the source.
-        configure: Makes the fields of `HfViTConfig` from the source configuration (or, without one, from the fields
-            that the user gave) and the shapes of the source tensors, whose names come without their prefix.
-        model_types: `model_type` in the config.json of transformers; empty for other formats.
-        files: Files or library that checkpoints come from, as in the README, if it is not transformers.
-        marks: For files that come without config.json: names of tensors that all of them have.
-        adapt: Returns changes of `keys` for one checkpoint, given the source configuration, the converted one, and
-            the shapes of the source tensors.
-        prefixes: Prefixes that all source tensor names may have.
+        configure: Function that returns the fields of `HfViTConfig`, given the source configuration and the shapes of
+            the source tensors (names without prefix). If there is no source configuration, the fields given by the
+            user take its place.
+        model_types: Values of `model_type` in config.json of transformers; empty for other formats.
+        files: File format or library of the checkpoints, as in the README; empty for transformers.
+        marks: Tensor names that identify a file of this family without config.json.
+        adapt: Function that returns changes of `keys` for one checkpoint, given the source configuration, the
+            converted configuration, and the shapes of the source tensors.
+        prefixes: Optional prefixes of source tensor names; they are removed before the names are matched.
         dropped: Regular expressions of source tensors that are ignored on purpose, with the reason.
-        refuse_texts: Returns the reason why the text tower of a checkpoint is not supported, given the source
-            configuration and the shapes of the tensors; empty if there is no text tower or it is supported.
-        reads: Returns whether a configuration belongs to this family, in addition to `model_types`.
-        fixed: Fields of the source configuration that are supported with one value only, and that value.
+        unsupported_text_reason: Function that returns the reason why the text tower of a checkpoint is not supported,
+            given the source configuration and the tensor shapes; empty if it is supported or there is none.
+        reads: Function that returns whether a configuration belongs to this family, in addition to `model_types`.
+        fixed: Fields of the source configuration for which only one value is supported, mapped to that value.
         has_experts: Whether a checkpoint may have several experts, of which `dataset_index` selects one.
-        images: For files without image processor options: key of `ORIGINALS` whose options are used.
-        is_sized_by_images: Whether `configure` also needs the options of the image processor, passed as
-            `image_processor` in the configuration, empty if there are none.
+        images: Key of the image processor options in `ORIGINALS` for files that do not contain any.
+        is_sized_by_images: Whether `configure` also needs the image processor options. They are passed as
+            `image_processor` in the configuration; empty if the checkpoint has none.
         outputs: Outputs that are equal to those of the source, as in the README.
     """
 
@@ -94,7 +95,7 @@ class Family:
         return self.files or f"transformers {', '.join(f'`{model_type}`' for model_type in self.model_types)}"
 
 
-# The types of the fields of `HfViTConfig`
+# Types of the fields of `HfViTConfig`
 TYPES: Any = TypedDict("TYPES", {own.name: own.type for own in fields_of(HfViTConfig)}, total=False)  # type: ignore[misc]
 
 
@@ -103,7 +104,7 @@ def transformers_fields(config: Config, shapes: Shapes, **defaults: Any) -> dict
 
     Args:
         config: Content of config.json.
-        shapes: Shapes of the tensors, which show whether there are a mask token and a pooler.
+        shapes: Shapes of the tensors by name; used to detect a mask token and a pooler.
         **defaults: Values of fields that config.json omits: defaults of the source class and constants of the family.
 
     Raises:
@@ -126,7 +127,7 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
         fields["attention_probs_dropout_prob"] = config["attention_dropout"]
     fields["image_size"] = round_to_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
-        # The last stage is the default. Without an explicit value, it adapts to a reduced number of blocks.
+        # The last block is the default. The explicit value would not follow a later change of num_hidden_layers.
         del fields["out_features"], fields["out_indices"]
     return fields
 
@@ -144,7 +145,7 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
 
 
 def given_fields(config: Config, names: Iterable[str], **defaults: Any) -> dict[str, Any]:
-    """Return the fields `names` of a configuration that are not None, merged into the defaults."""
+    """Return `defaults`, updated with those fields in `names` that the configuration sets to a value except None."""
     return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
 
 
@@ -157,7 +158,7 @@ def check_backbone(backbone_config: Config, family: str, model_type: str) -> Non
 
 
 def label_fields(config: Config) -> dict[str, Any]:
-    """Return the label fields of a config.json of transformers: the label names, or at least their number."""
+    """Return the label names in a config.json of transformers or, if there are none, the number of labels."""
     fields = given_fields(config, LABELS)
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
@@ -167,7 +168,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 
 
 def round_to_patches(image_size: Size, patch_size: Size) -> Size:
-    """Return an image size rounded down to whole patches: the source's convolution ignores the remaining pixels."""
+    """Return an image size rounded down to whole patches. The source's patch embedding ignores the other pixels."""
     image, patch = ([size] * 2 if isinstance(size, int) else list(size) for size in (image_size, patch_size))
     if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # `HfViTConfig` reports invalid sizes.
         return image_size

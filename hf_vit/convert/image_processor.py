@@ -24,7 +24,7 @@ OPENAI: Options = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-# Values that image processors of transformers use for keys missing from both the file and the class defaults
+# Options of transformers image processors for keys that are missing from both the file and the class defaults
 SHARED_DEFAULTS: Options = {
     "do_resize": True,
     "resample": BILINEAR,
@@ -37,7 +37,7 @@ SHARED_DEFAULTS: Options = {
 SHARED = (*SHARED_DEFAULTS, "size", "crop_size", "image_mean", "image_std", "num_channels")
 # `default_to_square` selects the meaning of an integer `size`: a square, or the shortest edge.
 HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
-# Keys that do not affect the pixels of an image
+# Pattern of keys that do not affect the pixels of an image
 WITHOUT_EFFECT = re.compile(
     "image_processor_type|feature_extractor_type|_?processor_class|_valid_processor_keys|_valid_kwargs_names|"
     "(input_)?data_format|return_tensors|device|disable_grouping|(do_)?reduce_labels|ignore_index|format|"
@@ -47,7 +47,7 @@ ADVICE = (
     "Create an image processor with similar options instead: HfViTImageProcessor(size=..., image_mean=..., "
     "image_std=...)."
 )
-# Supported image processor classes, by their name without suffix, and the model types that use each class
+# Maps supported image processor classes (name without suffix) to the model types that use them
 MODEL_TYPES = {
     "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
     "DeiT": ("deit",),
@@ -63,11 +63,11 @@ MODEL_TYPES = {
     "DeformableDetr": ("lw_detr",),
     "Yolos": ("yolos",),
 }
-# Activation that converts the class logits of detection models to probabilities, by image processor class
+# Maps image processor classes of detection models to the activation that converts class logits to probabilities
 CLASS_SCORES = {"DeformableDetr": "sigmoid", "Yolos": "softmax"}
 MODEL_CLASSES = {model_type: name for name, model_types in MODEL_TYPES.items() for model_type in model_types}
 
-# Values that timm uses for keys missing from its config.json
+# Values that timm uses for keys that are missing from config.json
 TIMM_DEFAULTS: Options = {
     "input_size": (3, 224, 224),
     "interpolation": "bicubic",
@@ -77,7 +77,7 @@ TIMM_DEFAULTS: Options = {
     "std": IMAGENET["image_std"],
 }
 
-# Values that OpenCLIP uses for keys missing from its configuration file
+# Values that OpenCLIP uses for keys that are missing from open_clip_config.json
 OPEN_CLIP_DEFAULTS: Options = {
     "mean": OPENAI["image_mean"],
     "std": OPENAI["image_std"],
@@ -85,14 +85,14 @@ OPEN_CLIP_DEFAULTS: Options = {
     "resize_mode": "shortest",
 }
 
-# Evaluation transforms of the original code, for weights without image processor options: ratio of the center crop to
-# the resized edge (`None` resizes to the exact size without crop), resampling filter, mean and standard deviation.
-# All crops follow torchvision.
-# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py. At 224 pixels, it is equal to the code
-# of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose weights have the same tensor names.
+# Evaluation transforms of the original repositories, for weights without image processor options. Each entry contains
+# the ratio of the center crop to the resized edge (`None`: resize to the exact size, no crop), the resampling filter,
+# and mean and standard deviation. All crops are computed as in torchvision.
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py. At 224 pixels, the transforms of DeiT
+# (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py) are equal. Their files also have equal tensor names.
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
-# JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py. timm evaluates the same
-# weights with other options (bicubic, crop 0.9).
+# JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py. timm evaluates these weights
+# with other options (bicubic, crop ratio 0.9).
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
@@ -106,7 +106,8 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 
     Args:
         content: Content of preprocessor_config.json of transformers, or of config.json of timm.
-        model_type: `model_type` of the checkpoint; selects the class if preprocessor_config.json does not name it.
+        model_type: `model_type` of the checkpoint. It selects the image processor class if preprocessor_config.json
+            does not name one.
 
     Raises:
         ValueError: if the image processor is not supported.
@@ -119,14 +120,15 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
     """Returns options of `HfViTImageProcessor` for a preprocessor_config.json of transformers.
 
-    Resulting pixels differ from those of transformers by at most one gray level, except for fewer than 0.2 % of them,
-    where bicubic resampling overshoots and the original resizes in another order. DINOv3 resizes floats, which are
-    not rounded to whole gray levels. SigLIP 2 for any aspect ratio limits only the number of patches: here images are
-    resized to a square with that number. YOLOS models of transformers attend to batch padding; those of hf_vit do not.
+    Pixels differ from those of transformers by at most one gray level, except for fewer than 0.2 % of the pixels, at
+    which bicubic resampling overshoots and transformers resizes in another order. Differences by model family:
+    DINOv3 of transformers resizes float images without rounding to gray levels. SigLIP 2 for any aspect ratio only
+    limits the number of patches; hf_vit resizes to a square with that number. YOLOS attends to batch padding only in
+    transformers.
 
     Args:
         preprocessor_config: Content of preprocessor_config.json.
-        model_type: `model_type` of the checkpoint; selects the class if the file does not name it.
+        model_type: `model_type` of the checkpoint. It selects the image processor class if the file does not name one.
 
     Raises:
         ValueError: if the class is unknown, or an option is not supported.
@@ -138,7 +140,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         options["size"] = {"height": side, "width": side}
     if name == "VitPose":
         options["do_affine_crop"] = options.pop("do_affine_transform")
-        if options["normalize_factor"] == 200:  # The default is divided out again and does not affect pixels.
+        if options["normalize_factor"] == 200:  # The default value has no effect on pixels.
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
@@ -154,7 +156,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     options["size"] = dict(to_size_dict(options["size"], "size", default_to_square=is_square) or {})
     if options["do_center_crop"] and crop_size is not None:
         options["crop_size"] = dict(to_size_dict(crop_size, "crop_size", forms=EXACT_KEYS) or {})
-    # Values that describe the default behavior. HfViTImageProcessor converts images to RGB if num_channels is 3.
+    # These values are left out, because they are the default behavior. With num_channels=3, images become RGB anyway.
     neutral = {"keep_aspect_ratio": False, "ensure_multiple_of": 1, "do_convert_rgb": True}
     honored = {key: options[key] for key in options if key in HONORED and options[key] != neutral.get(key)}
     scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
@@ -163,7 +165,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
 def class_defaults(name: str) -> Options:
     """Returns the default options of an image processor class of transformers."""
-    if name == "DINOv3ViT":  # These defaults are a copy, because the class of transformers requires torchvision.
+    if name == "DINOv3ViT":  # The defaults are repeated here, because the class of transformers requires torchvision.
         return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
     options = _drop_ignored_keys(original().to_dict())
@@ -184,7 +186,7 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
         pretrained_cfg: `pretrained_cfg` of timm's config.json.
 
     Raises:
-        ValueError: if its crop mode or interpolation is not supported.
+        ValueError: if the crop mode or the interpolation of the transform is not supported.
     """
     config = TIMM_DEFAULTS | {name: value for name, value in pretrained_cfg.items() if value is not None}
     (num_channels, height, width), crop_mode = config["input_size"], config["crop_mode"]
@@ -219,7 +221,7 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
         image_size: Height and width of the model's input in pixels.
 
     Raises:
-        ValueError: if its resize mode is not supported.
+        ValueError: if the resize mode of the transform is not supported.
     """
     config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
     if config["resize_mode"] not in ("shortest", "squash"):
@@ -235,7 +237,7 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
 
 
 def original_image_processor_options(family: str, image_size: Size = 224) -> Options:
-    """Returns options of `HfViTImageProcessor` for weights without options, as in the original code of a family.
+    """Returns options of `HfViTImageProcessor` that are equal to the evaluation transform of an original repository.
 
     Args:
         family: Key of `ORIGINALS`.
@@ -257,10 +259,10 @@ def _cropped(size: dict[str, int], height: int, width: int) -> Options:
 def resize_image_processor(
     processor_options: Mapping[str, Any], image_size: Size | None = None, num_channels: int | None = None
 ) -> Options:
-    """Returns options adapted to a new image size in pixels, or a new number of channels.
+    """Returns image processor options adapted to a new image size in pixels or a new number of channels.
 
-    If images are cropped, the size before the crop scales with the crop size. For a single channel, the means and
-    standard deviations of all channels are averaged; for more channels they are repeated in turn.
+    If images are cropped, the size before the crop is scaled by the same factor as the crop size. For one channel, the
+    means and standard deviations of the channels are averaged. For more channels, they are repeated cyclically.
     """
     options = dict(processor_options)
     if image_size is not None:
@@ -272,7 +274,7 @@ def resize_image_processor(
 
 
 def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
-    """Returns the image processor class of a file, without the suffix, which depends on the transformers version."""
+    """Returns the name of a file's image processor class without its suffix, such as "ViT" for ViTImageProcessor."""
     named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
     if named is None and model_type not in MODEL_CLASSES:
         raise ValueError(
@@ -287,16 +289,19 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
 
 
 def _take_padding(options: Options) -> Options:
-    """Removes the padding options of DETR-like models from `options` and returns those of `HfViTImageProcessor`."""
+    """Removes the padding options of DETR-like models from `options` and converts them for `HfViTImageProcessor`."""
     size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
-    if isinstance(size, int):  # Files of the first releases have an integer.
+    if isinstance(size, int):  # Files of early transformers releases contain an integer.
         options["size"] = {"shortest_edge": size, "longest_edge": longest}
     has_one_size = not isinstance(size, int) and "height" in size
     return {} if has_one_size else {"ensure_multiple_of": 16, "do_pad": do_pad}
 
 
 def _padded(size: dict[str, int]) -> Options:
-    """Returns the padding options of EoMT: black pixels, visible to the model, up to (shortest, longest) edge."""
+    """Returns the padding options of EoMT, whose models attend to the black padding.
+
+    Images are padded to the height `shortest_edge` and the width `longest_edge`.
+    """
     height = size["shortest_edge"]
     pad_size = {"height": height, "width": size.get("longest_edge", height)}
     return {"do_pad": True, "hide_padding": False, "pad_size": pad_size}
@@ -309,7 +314,7 @@ def _resized(options: Options, height: int, width: int) -> Options:
     if not options.get("do_center_crop"):
         return {"size": target, **({"keep_aspect_ratio": False} if options.get("keep_aspect_ratio") else {})}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
-    if {*size} != {*target}:  # With a single ratio, the resized image still covers the crop.
+    if {*size} != {*target}:  # The larger ratio is used for all edges, so that the resized image covers the crop.
         ratios = dict.fromkeys(size, max(ratios.values()))
     return {"size": {side: round(pixels * ratios[side]) for side, pixels in size.items()}, "crop_size": target}
 

@@ -1,4 +1,4 @@
-"""Key maps, which describe how source tensors are converted to those of hf_vit, and functions that apply them."""
+"""Key maps: rules that convert the tensors of a published checkpoint (the source) to tensors of hf_vit."""
 
 import math
 import re
@@ -17,14 +17,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """The tensor is a concatenation of source tensors along the first dimension."""
+    """Rule: the tensor is a concatenation of source tensors along the first dimension."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The tensor consists of rows of a source tensor: the parts `start` to `stop` - 1 of `of` equal parts."""
+    """Rule: split a source tensor into `of` equal parts along its first dimension and keep parts[start:stop]."""
 
     names: tuple[str, ...]
     start: int
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Made:
-    """The tensor is computed from source tensors by a function. Export does not support this rule."""
+    """Rule: the function `make` computes the tensor from source tensors. Export does not support this rule."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -42,31 +42,31 @@ class Made:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The tensor is a source tensor in another shape."""
+    """Rule: the tensor has the values of a source tensor in another shape."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None  # Dimensions of the tensor in the order of the source, if permuted.
-    back: tuple[int, ...] | None = None  # Shape for `Tensor.reshape` on export.
+    order: tuple[int, ...] | None = None  # order of the dimensions in the source, None if it is the same
+    back: tuple[int, ...] | None = None  # source shape for `Tensor.reshape` on export
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """The tensor is a bias that the source does not have. It is filled with zeros."""
+    """Rule: the tensor is a bias that the source does not have. It is filled with zeros."""
 
     names: tuple[str, ...] = ()
 
 
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
-# Maps names of hf_vit to rules with names of the source. A `*` stands for the number of a block. A name is that of a
-# tensor, or that of a module: then the last part of the tensor names (`weight`, `bias`) is the same on both sides.
+# Maps names in hf_vit to rules with names in the source. A `*` matches a number, such as the index of a block. A name
+# refers to a tensor or to a module. The entry of a module applies to its `weight` and `bias`.
 KeyMap = Mapping[str, Rule]
 
-# Parts of a block of hf_vit, in the order of the arguments of `block_keys`
+# Parts of a block of hf_vit, in the order of the `rules` of `block_keys`
 PARTS = (
     *("norm1", "attention.qkv", "attention.projection", "norm2", "mlp.fc1", "mlp.fc2"),
     *("layer_scale1.scale", "layer_scale2.scale"),
 )
-GATED = ((0, "gate"), (1, "up"))  # Halves of a source layer that contains both projections
+GATED = ((0, "gate"), (1, "up"))  # halves of a source layer that stores both input projections of a gated MLP
 
 
 def parts(ours: str, theirs: str, names: str) -> KeyMap:
@@ -75,7 +75,8 @@ def parts(ours: str, theirs: str, names: str) -> KeyMap:
     Args:
         ours: Name of the module in hf_vit; "" is the model itself.
         theirs: Name of the module in the source; "" is the model itself.
-        names: Entries "ours=theirs", separated by spaces. A name without "=" is the same on both sides.
+        names: Entries "name in hf_vit=name in the source", separated by spaces. An entry without "=" is a name that is
+            the same in both.
     """
     before, before_theirs = (module and f"{module}." for module in (ours, theirs))
     entries = (entry.partition("=") for entry in names.split())
@@ -88,30 +89,30 @@ def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
     Args:
         ours: Name of a block in hf_vit.
         theirs: Name of a block in the source.
-        rules: One rule for each of the first `PARTS` of a block, with names relative to `theirs`.
+        rules: Rules for the first parts in `PARTS`, in this order. Names in the rules are relative to `theirs`.
     """
     pairs = zip(PARTS, rules, strict=False)
     return {f"{ours}.{part}": renamed(rule, lambda name: f"{theirs}.{name}") for part, rule in pairs}
 
 
 def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
-    """Return the key map entries of gated MLPs whose source layer `gate_and_up` joins two layers, the gate first."""
+    """Return the key map entries of gated MLPs. The source layer `gate_and_up` stores gate and up in this order."""
     halves = {f"encoder.layers.*.mlp.{part}": Rows((f"{mlp}.{gate_and_up}",), i, i + 1, 2) for i, part in GATED}
     return {**halves, "encoder.layers.*.mlp.down": f"{mlp}.{down}"}
 
 
 def join_qkv(prefix: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj")) -> Joined:
-    """Return the rule that joins the query, key and value projections of the source, whose names have a `prefix`."""
+    """Return the rule that joins the query, key and value projections of the source. Their names have a `prefix`."""
     return Joined(tuple(prefix + name for name in names))
 
 
 def renamed(rule: Rule, rename: Callable[[str], str]) -> Rule:
-    """Return a rule whose source names are changed by `rename`."""
+    """Return a copy of a rule, in which `rename` is applied to the source names."""
     return rename(rule) if isinstance(rule, str) else replace(rule, names=tuple(map(rename, rule.names)))
 
 
 def find_rule(keys: KeyMap, name: str) -> Rule | None:
-    """Return the rule for the tensor `name`, with block numbers filled in; None if there is none."""
+    """Return the rule for the tensor `name` of hf_vit, with each `*` replaced by its number; None if there is none."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
     module, _, leaf = pattern.rpartition(".")
@@ -144,13 +145,13 @@ def convert_weights(
         weights: The source tensors.
         keys: The key map.
         expected: Names and shapes of all tensors of the result, without the prefix of the base model.
-        prefixes: Prefixes that the names of all source tensors may have.
+        prefixes: Optional prefixes of the source tensor names.
         dropped: Regular expressions of source tensors that are ignored on purpose, with the reason.
 
     Raises:
-        ValueError: If tensors are missing, left over, or have another shape.
+        ValueError: If source tensors are missing, left over, or have an unexpected shape.
     """
-    # Empty tensors are ignored: DINOv3 without registers has one in their place.
+    # Empty tensors are ignored, because DINOv3 files without registers contain an empty register tensor.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
@@ -168,7 +169,7 @@ def convert_weights(
         sources = {theirs[source]: weights.shapes[theirs[source]] for source in names_of(rule)}
         try:
             tensor = read_rule(weights, rule, theirs, expected[name])
-        except RuntimeError as error:  # torch raises it for incompatible shapes.
+        except RuntimeError as error:  # torch raises RuntimeError for incompatible shapes.
             raise ValueError(f"{describe_shapes(weights, sources)} cannot be converted to {name}: {error}") from error
         if tuple(tensor.shape) != expected[name]:
             raise ValueError(
@@ -187,7 +188,7 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
         weights: The source tensors.
         rule: The rule to apply.
         theirs: Maps the source names in the rule to full names with prefix.
-        shape: Expected shape. The result has it if the number of elements matches.
+        shape: Expected shape of the result. `Reshaped` applies it only if the number of elements matches.
     """
     match rule:
         case str():
@@ -211,9 +212,9 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
-    """Return tensors of hf_vit, named without the prefix of the base model, under the names of a published layout.
+    """Return tensors of hf_vit under the names that the source layout of a key map uses.
 
-    Values are kept bit for bit.
+    Values are kept bit for bit. The names in `weights` have no prefix of the base model.
     """
     exported: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
@@ -234,7 +235,7 @@ def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Ten
 
 
 def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
-    """Return `name` without the first of `prefixes` that it starts with."""
+    """Return `name` without the first matching prefix in `prefixes`."""
     for prefix in prefixes:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -248,7 +249,7 @@ def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def mismatch_message(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
-    """Return an error message that lists at most `limit` missing and `limit` left over tensors."""
+    """Return an error message that lists missing and left over tensors, at most `limit` of each."""
 
     def joined(names: list[str]) -> str:
         return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -34,19 +34,20 @@ def find_class(path: str) -> Any:
 
 logger = logging.get_logger(__name__)
 TASKS = {"features": HfViTModel} | {task: find_class(class_path(task)) for task in list_tasks()}
-# Options of a text tower whose change makes its weights unusable. The number of blocks can be reduced.
+# Text tower options that the weights depend on: if one is changed, the weights cannot be loaded. The number of blocks
+# is not one of them, because it can be reduced.
 TEXT_SHAPE = (
     *("encoder_config", "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"),
     "max_position_embeddings",
 )
-# Task of a published checkpoint, by the name of a tensor in its head
+# Maps the name of a head tensor in hf_vit to the task of checkpoints that contain this tensor
 HEADS = {
     "classifier.weight": "image-classification",
     "universal_segmentation_head.queries.weight": "universal-segmentation",
     "detection_head.queries.weight": "object-detection",
     "detection_head.query_features.weight": "object-detection",
     "depth_head.dpt.predictor.weight": "depth-estimation",
-    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # ViTPose has the same name in "classic" heads.
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # also present in ViTPose's "classic" heads
     "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
     "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
     "contrastive_head.text_projection.weight": "zero-shot-image-classification",
@@ -61,8 +62,8 @@ class Converted:
         name: Folder, file, or name on the Hub.
         family: Family of the checkpoint.
         config: Configuration with the architecture of the source.
-        model_class: Class of hf_vit with the same architecture.
-        weights: All tensors of that class, by name.
+        model_class: Model class of hf_vit with the architecture and head of the source.
+        weights: All tensors of `model_class`, by name.
     """
 
     name: str
@@ -82,22 +83,22 @@ def convert_pretrained(
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
-        geometry: Fields of `HfViTConfig` that will be changed in the loaded model (`image_size`, …). A file of weights
-            without a configuration may need them.
+        geometry: Fields of `HfViTConfig` that will be changed in the loaded model (`image_size`, …). They may be
+            required for a file of weights without a configuration.
         model_class: Class of the model that will be loaded.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
-            contain (`num_attention_heads`, …); `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for a file of weights of timm or DeiT III; `norm_first` of
-            `nn.TransformerEncoderLayer`; `dataset_index`, the index of the expert of ViTPose+, 0 by default; the
-            location on the Hub (`revision`, `token`, …); and further
-            arguments of `from_pretrained` (`dtype`, `device_map`, …).
+        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint or cannot be inferred from a file of weights
+            (`num_attention_heads`, …). Arguments that describe the source: `architecture`, timm's name of the model
+            ("vit_base_patch16_siglip_224", …), for files of timm and DeiT III; `norm_first` of
+            `nn.TransformerEncoderLayer`; `dataset_index`, the index of the ViTPose+ expert, 0 by default.
+            Arguments that locate it on the Hub (`revision`, `token`, …). All others are arguments of
+            `from_pretrained` (`dtype`, `device_map`, …).
 
     Returns:
-        Arguments of `from_pretrained`: `config`, `state_dict` and the further ones.
+        Arguments of `from_pretrained`: `config`, `state_dict`, and the remaining arguments in `kwargs`.
 
     Raises:
         ValueError: if the checkpoint belongs to no supported family, its tensors do not match its configuration, or
-            the model needs a text tower and that of the checkpoint is not supported.
+            the model needs a text tower and the text tower of the checkpoint is not supported.
         OSError: if there is no such checkpoint, or a file is damaged.
     """
     if "config" in kwargs:
@@ -106,7 +107,7 @@ def convert_pretrained(
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
-    known -= {"dtype"}  # As an argument of `from_pretrained`, it is the dtype of the weights, not a field.
+    known -= {"dtype"}  # `dtype` is an argument of `from_pretrained` (the dtype of the weights), not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     named = {name: kwargs.pop(name) for name in ("norm_first",) if name in kwargs}
@@ -145,10 +146,10 @@ def drop_incompatible_text_tower(converted: Converted, config: HfViTConfig) -> d
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with the given fields replaced; dictionaries of task options are merged.
+    """Returns `config` with the given fields replaced. Dictionaries of task options are merged.
 
-    Fields that describe the same property (`id2label` and `label2id`, `out_features` and `out_indices`) are replaced
-    together.
+    If one of two fields with the same meaning is given (`id2label` and `label2id`, `out_features` and `out_indices`),
+    the old values of both are discarded.
     """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
@@ -169,17 +170,17 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 
     Args:
         source: The checkpoint.
-        **given: Fields of `HfViTConfig` that the files do not contain, unlike config.json of transformers;
-            `num_hidden_layers` is the minimum number of blocks in the files.
+        **given: Fields of `HfViTConfig` for checkpoints without a config.json of transformers, if the fields cannot be
+            inferred. `num_hidden_layers` is the minimum number of blocks that the weights must contain.
 
     Raises:
-        ValueError: if it belongs to no supported family, or its tensors do not match its configuration.
+        ValueError: if the checkpoint belongs to no supported family, or its tensors do not match its configuration.
     """
     family, config = describe(source, **given)
     shapes = shapes_of(source, family)
     keys = {**family.keys, **family.adapt(known_config(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
-    with torch.device("meta"), no_init_weights():  # Only names and shapes of the tensors are needed.
+    with torch.device("meta"), no_init_weights():  # Only the names and shapes of the model's tensors are needed.
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
@@ -214,9 +215,9 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
 
 
 def known_config(source: Source, family: Family, given: Config) -> Config:
-    """Returns the source configuration, completed by the fields in `given` if it is not a config.json of transformers.
+    """Returns the source configuration, completed by `given` unless it is a config.json of transformers.
 
-    For families that are sized by images, the image processor options are added.
+    If `family.is_sized_by_images` is set, the image processor options are added under the key `image_processor`.
     """
     if family.is_sized_by_images:
         return {**source.config, "image_processor": read_image_processor(source)}
@@ -238,9 +239,9 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 
 def find_family(source: Source) -> Family:
-    """Returns the family of a checkpoint, found by its configuration or the names of its tensors.
+    """Returns the family of a checkpoint, identified by its configuration or, if it has none, by its tensor names.
 
-    Tensors of a ViT on `nn.TransformerEncoder` are renamed.
+    Renames the tensors in `source` if they belong to a ViT that is built on `nn.TransformerEncoder`.
     """
     if not source.config and (names := common_names(source.weights.shapes)):
         source.weights.rename(names)
@@ -278,7 +279,7 @@ def find_family_by_config(config: Config) -> Family | None:
 def peak_memory() -> int:
     """Returns the peak memory of this process in MiB.
 
-    On Linux, it is read from /proc, as `getrusage` also includes the memory of the parent before the fork.
+    On Linux, the peak is read from /proc, because `getrusage` includes the memory of the parent process at the fork.
     """
     status = Path("/proc/self/status")
     if status.is_file():

@@ -19,14 +19,14 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 
 
 def families_table() -> str:
-    """Returns a Markdown table of the model families, their sources, and the outputs that equal the source's."""
+    """Returns a Markdown table of the model families: name, source, and outputs that are equal to the source's."""
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def escape_markdown(text: str) -> str:
-    """Returns a text as one line, escaped so that Markdown and HTML show it literally, also in table cells."""
+    """Returns a text as one line, escaped so that Markdown, HTML and table cells show it literally."""
     line = " ".join(text.split())
     markup = r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\."
     line = re.sub(markup, lambda match: "".join(f"\\{character}" for character in match[0]), line, flags=re.I)
@@ -47,14 +47,14 @@ def write_conversion_card(
         folder: Folder of the saved model.
         name: Title of the card.
         model: The saved model.
-        converted: The converted checkpoint, before any changes.
+        converted: The converted checkpoint, before `changes` were applied.
         rows: Differences from the source implementation; empty if they were not measured.
         changes: Fields of the configuration that differ from the checkpoint.
     """
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    # The pipeline tag of the model; models without a task have the feature extraction tag.
+    # Models without a task head get the pipeline tag of feature extraction.
     pipeline = next(iter(CUSTOM_PIPELINES.get(class_name, {FEATURES: {}})))
     card_data = ModelCardData(
         library_name="transformers",
@@ -66,7 +66,7 @@ def write_conversion_card(
         card_data,
         template_path=str(TEMPLATE),
         name=escape_markdown(name),
-        # Local paths are reduced to the folder name: other readers do not have them.
+        # Local paths are reduced to the folder name, because they do not exist on other machines.
         source=(Path(source).name if Path(source).exists() else source).replace("`", "'"),
         family=converted.family,
         auto_class=auto_class,

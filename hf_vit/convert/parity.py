@@ -32,16 +32,16 @@ Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
 # Largest accepted difference in float32, relative to the largest value of an output
 TOLERANCE = 1e-4
-# Not comparable: CLIP of transformers normalizes only the CLS token, hf_vit all tokens. The hidden states before the
-# final norm are compared instead.
+# Outputs that are not compared, by model type. CLIP of transformers applies the final norm only to the CLS token,
+# hf_vit applies it to all tokens. Instead, the hidden states before the final norm are compared.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Model types whose source implementation supports only images of the native size, or only square images
+# Model types for which the source implementation supports only the native image size, or only square images
 NATIVE_ONLY = {"nn.TransformerEncoder", "eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 
 
 def named(outputs: Mapping[str, Any]) -> Outputs:
-    """Returns the tensors of a model's output by name, with one entry for each hidden state."""
+    """Returns the tensors in a model output by name, with a separate entry for each hidden state."""
     tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
     states = outputs.get("hidden_states") or ()
     return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
@@ -52,9 +52,9 @@ class NoReferenceError(ImportError):
 
 
 def open_reference(source: Source, config: HfViTConfig) -> Run:
-    """Opens a checkpoint with the library that it was published for; raises `NoReferenceError` if not possible.
+    """Opens a checkpoint with its source library and returns a function that computes the outputs for images.
 
-    `config` is the converted configuration.
+    `config` is the converted configuration. Raises `NoReferenceError` if no source library can load the checkpoint.
     """
     if MARK in source.weights.shapes:
         return _open_torch_encoder(source, config)
@@ -87,7 +87,7 @@ def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
 
 
 def run_vit(model: Any, images: Tensor) -> Outputs:
-    """Runs a ViT. A model with a pixel decoder also runs with masked patches, at its native image size only."""
+    """Runs a ViT. A model with a pixel decoder runs again with masked patches if images have its native size."""
     if not isinstance(model, transformers.ViTForMaskedImageModeling):
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
@@ -98,9 +98,10 @@ def run_vit(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vit_mae(model: Any, images: Tensor) -> Outputs:
-    """Runs the encoder of MAE without masking, and with ascending noise, so that patches are not shuffled.
+    """Runs the encoder of MAE without masking, and with ascending noise so that it does not shuffle patches.
 
-    The decoder runs at its native image size only: its source interpolates position embeddings as a single row.
+    The decoder runs only at its native image size. At other sizes, transformers interpolates its position embeddings
+    as a one-dimensional sequence, unlike hf_vit.
     """
     encoder = model.base_model
     mask = mask_most_patches(images, encoder.config.patch_size)
@@ -117,7 +118,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
 
 
 def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
-    """Runs an image tower. A model with a text tower also runs on random texts, returned as `input_ids`."""
+    """Runs an image tower. A model with a text tower also runs on random texts, which are returned as `input_ids`."""
     if not isinstance(model, TWO_TOWERS):
         return run_tower(model, images)
     texts = draw_texts(model.config.text_config)
@@ -126,16 +127,16 @@ def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = r
 
 
 def draw_texts(config: Any) -> Tensor:
-    """Returns random texts (3, S) of maximum length, with an end token, for a text tower of transformers."""
+    """Returns token ids (3, S) of random texts of maximum length, with an end token, for a text tower."""
     shape, known = (3, config.max_position_embeddings), config.vocab_size
     texts = torch.randint(known, shape, generator=torch.Generator().manual_seed(0))
-    # With eos_token_id=2, CLIP takes the largest token number as the end of a text.
+    # With eos_token_id=2, CLIP treats the largest token id as the end of a text.
     texts[:, -1] = config.eos_token_id if 2 < (config.eos_token_id or 0) < known else known - 1
     return texts
 
 
 def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model whose input is patches (B, N, p·p·C), flattened row by row with channels last (SigLIP 2)."""
+    """Runs a model that takes flattened patches (B, N, p·p·C) with channels last instead of images (SigLIP 2)."""
     config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
     side = config.patch_size
     patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
@@ -147,7 +148,10 @@ def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
 
 
 def run_eomt(model: Any, images: Tensor) -> Outputs:
-    """Runs EoMT and moves its queries, which come first, to the end. Its duplicate last hidden state is removed."""
+    """Runs EoMT and moves the query tokens from the start of each sequence to the end, as in hf_vit.
+
+    One of its hidden states is a duplicate of the last one and is removed.
+    """
     outputs = run_plain(model, images)
     del outputs[f"hidden_states[{model.config.num_hidden_layers}]"]
     length, num_queries = outputs["last_hidden_state"].shape[1], model.config.num_queries
@@ -158,12 +162,12 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
-    """Runs ViTPose, whose `dataset_index` selects an expert for each image."""
+    """Runs ViTPose. For ViTPose+, `dataset_index` selects the expert that is used for all images."""
     return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
 
 
 def run_lw_detr(model: Any, images: Tensor) -> Outputs:
-    """Runs LW-DETR and reorders its hidden states, which are grouped by window, to row-major order."""
+    """Runs LW-DETR and reorders the tokens in its hidden states from window order to row-major order."""
     backbone = model.model.backbone.backbone
     side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
     grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
@@ -207,7 +211,7 @@ def _open_timm(source: Source) -> Run:
 
 
 def _open_torch_encoder(source: Source, config: HfViTConfig) -> Run:
-    """Builds the source model from layers of PyTorch."""
+    """Builds the source model from `nn.TransformerEncoder` and returns a function that runs it on images."""
     weights = {name: source.weights.read(name).float() for name in source.weights.shapes}
     sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
     options: Any = {"activation": ACT2FN[config.hidden_act], "layer_norm_eps": config.layer_norm_eps}
@@ -258,7 +262,7 @@ class OutputParity:
 
 
 def compare_with_source(source: Source, converted: Converted) -> Iterator[OutputParity]:
-    """Runs a converted checkpoint and its source implementation on the same noise, in float32.
+    """Runs a converted checkpoint and its source implementation on the same random images, in float32.
 
     Args:
         source: The published checkpoint.
@@ -292,7 +296,10 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
 
 
 def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) -> OutputParity:
-    """Returns the largest difference, infinite if shapes differ. "hidden_states[3]" is reported as "hidden_states"."""
+    """Returns the largest difference between two values of an output, infinity if their shapes differ.
+
+    All hidden states are reported under the name "hidden_states", without their index.
+    """
     output = name.partition("[")[0]
     if actual.shape != expected.shape:
         return OutputParity(size, output, torch.inf, torch.inf)
@@ -301,7 +308,7 @@ def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) 
 
 
 def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
-    """Returns the native image size and, if the source supports it, one of another shape, in pixels."""
+    """Returns the native image size in pixels and, if the source supports it, a second size of another shape."""
     rows, columns = config.grid_size
     other = (max(1, rows * 3 // 4), columns * 5 // 4)
     if model_type in SQUARE_ONLY:
@@ -314,7 +321,7 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 def run_converted(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
     """Returns all outputs of a model of hf_vit and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    # With a mask, hidden states cover only the visible patches, so those of the base model without mask are compared.
+    # With a mask, hidden states contain only the visible patches. Those of the base model without mask are compared.
     if isinstance(model, HfViTForMaskedImageModeling):
         masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}

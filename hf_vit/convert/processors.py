@@ -38,7 +38,7 @@ def load_image_processor(
     given: Mapping[str, Any] | None = None,
     **hub: Any,
 ) -> BaseImageProcessor:
-    """Returns the image processor of a checkpoint, saved by hf_vit or published by another library.
+    """Returns the image processor of a checkpoint that was saved by hf_vit or published by another library.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub. If a published checkpoint has no image processor,
@@ -46,9 +46,9 @@ def load_image_processor(
         image_size: Height and width in pixels of the model's input; None keeps the size of the checkpoint.
         num_channels: Number of image channels of the model; None keeps the number of the checkpoint.
         patch_size: Height and width in pixels of the model's patches. Image sizes that are not a multiple of it are
-            rounded down: see `round_image_size_to_patches`. None keeps them.
-        given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or timm's `architecture`. A file of
-            weights without a configuration may need them.
+            rounded down: see `round_image_size_to_patches`. None keeps the image size unchanged.
+        given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or timm's `architecture`. They may be
+            required for a file of weights without a configuration.
         **hub: Location of the checkpoint on the Hub, see `HUB_ARGUMENTS`.
 
     Raises:
@@ -94,11 +94,11 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
 
 
 def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
-    """Returns image processor options whose fixed image size is rounded down to whole patches.
+    """Returns image processor options in which a fixed image size is rounded down to whole patches.
 
-    Published models with patches of 14 pixels and images of 384 ignore the last 6 pixels at the right and at the
-    bottom. Models of hf_vit require whole patches, so the whole image is resized to 378 pixels instead, which shifts
-    its content by up to 6 pixels compared with the source.
+    For example, published models with 14-pixel patches and 384-pixel images ignore the last 6 pixels at the right and
+    at the bottom. Models of hf_vit require whole patches, so the whole image is resized to 378 pixels instead. This
+    shifts the image content by up to 6 pixels compared with the published model.
     """
     size = options["crop_size"] if options.get("do_center_crop") else options["size"]
     if "height" not in size or options.get("ensure_multiple_of"):
@@ -140,7 +140,7 @@ def load_tokenizer(
 
     Raises:
         OSError: if the checkpoint has no tokenizer.
-        ValueError: if the tokenizer needs custom code, or its padding token is not the one of the text tower.
+        ValueError: if the tokenizer needs custom code, or its padding token differs from that of the text tower.
     """
     with raising_remote_code_error(name_or_path, "Use a tokenizer class of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
@@ -153,13 +153,13 @@ def load_tokenizer(
         )
     if is_canonicalized(name_or_path, **hub):
         tokenizer = canonicalized(tokenizer)
-    if options.encoder_config is None:  # A text encoder of transformers has its length limit in its tokenizer.
+    if options.encoder_config is None:  # For text encoders of transformers, the tokenizer already limits the length.
         tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
     return tokenizer
 
 
 def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
-    """Returns whether OpenCLIP lowercases texts and removes punctuation before it tokenizes them for this model."""
+    """Returns whether the OpenCLIP configuration lowercases texts and removes punctuation before tokenization."""
     names = ("config.json", "open_clip_config.json")
     of_transformers, of_open_clip = (find_file(str(name_or_path), name, **hub) for name in names)
     if of_transformers is not None or of_open_clip is None:

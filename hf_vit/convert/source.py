@@ -1,4 +1,4 @@
-"""Files of published checkpoints: the configuration, and weights of several formats, read tensor by tensor."""
+"""Reads published checkpoints: the configuration, and weights in several file formats, tensor by tensor."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from ..model.remote_code import check_reachable
 
 # Arguments of `from_pretrained` that locate files on the Hub
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Names of configuration files, and names of the weight files that belong to each, safest format first
+# Maps each configuration file name to the names of its weight files, safest format first
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config.json": (
         *("model.safetensors", "model.safetensors.index.json"),
@@ -32,15 +32,15 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
-# Keys under which training code stores the weights in a checkpoint dictionary, outermost first
+# Keys under which training scripts store the weights in a checkpoint dictionary; a key may be nested in earlier ones
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
 
 
 class Weights:
-    """Tensors by name, in one file or several shards of one format, read lazily.
+    """Tensors of a checkpoint by name, read lazily from one file or from several shards of the same format.
 
-    Files are `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`). Pickled files are loaded with
-    `weights_only=True`, so no code in them runs.
+    Supported formats are `.safetensors`, `.npz`, and pickle files of torch (`.pth`, `.pt`, `.bin`). Pickle files are
+    loaded with `weights_only=True`, so no code in them runs.
 
     Raises:
         OSError: if a file is damaged, truncated, or not a file of weights.
@@ -66,10 +66,10 @@ class Weights:
         return self._tensors[name][...]
 
     def read_temporary(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors that are only needed until `release` is called, as inputs of a conversion.
+        """Returns tensors that the caller needs only until it calls `release`, such as inputs of a conversion.
 
-        Tensors of a safetensors file come from a separate memory mapping, so that `release` can free their memory
-        while tensors returned by `read` stay valid.
+        Tensors of a safetensors file come from a separate memory mapping. `release` can free its memory while tensors
+        returned by `read` stay valid.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
@@ -83,7 +83,7 @@ class Weights:
         ]
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Gives tensors other names."""
+        """Renames tensors; `names` maps old to new names."""
         for name, new in names.items():
             self._stored_name[new] = name
             self._file_of[new] = self._file_of.pop(name)
@@ -101,7 +101,7 @@ class Source:
 
     Args:
         name: Folder, file, or name on the Hub, as given by the user.
-        config: Configuration of the checkpoint; empty for a file of weights without one.
+        config: Configuration of the checkpoint; empty for a file of weights without a configuration.
         weights: Tensors of the checkpoint.
         hub: Location on the Hub, see `HUB_ARGUMENTS`.
     """
@@ -118,9 +118,9 @@ def open_source(
     """Opens a published checkpoint without reading its tensors.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub. The first existing configuration file of `NAMES` is
-            used, also if it is next to a file of weights.
-        architecture: timm's name of the model, for checkpoints whose configuration does not name it.
+        name_or_path: Folder, file of weights, or name on the Hub. The configuration is the first existing file of
+            `NAMES` in the folder or next to the file of weights.
+        architecture: timm's name of the model, for checkpoints without this name in their configuration.
         dataset_index: Index of the expert to use, for models with one expert per dataset (ViTPose+).
         **hub: Location on the Hub, see `HUB_ARGUMENTS`.
 
@@ -145,13 +145,13 @@ def open_source(
 
 
 def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
-    """Returns the path of the file `name` in a folder or repository, or None if there is none."""
+    """Returns the path of the file `name` in a folder or repository, or None if the file does not exist."""
     file = cached_file(name_or_path, name, **hub, _raise_exceptions_for_missing_entries=False)
     return None if file is None else Path(file)
 
 
 def read_image_processor(source: Source) -> dict[str, Any]:
-    """Returns the content of preprocessor_config.json next to a checkpoint, empty if there is none."""
+    """Returns the content of preprocessor_config.json of a checkpoint, empty if the file does not exist."""
     path = Path(source.name)
     file = find_file(str(path.parent) if path.is_file() else source.name, "preprocessor_config.json", **source.hub)
     return {} if file is None else read_json(file)
@@ -182,7 +182,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    """Yields the name, shape, and tensor (or an object that reads it when indexed) of all tensors in a file."""
+    """Yields name, shape and data of each tensor in a file. The data is a tensor, or reads the tensor when indexed."""
     if not file.is_file():
         raise OSError(f"There is no file {str(file)!r}.")
     match file.suffix:
@@ -257,10 +257,10 @@ def _open_pickled(file: Path) -> dict[str, Tensor]:
 def _unpickle(file: Path) -> Any:
     check_pickled(file)
     try:
-        # Checkpoints often include the command line of the training run as an argparse.Namespace, which is plain data.
+        # Checkpoints often contain the options of the training run as an argparse.Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except UnpicklingError as error:  # torch's message is not repeated: it suggests running the code in the file.
+    except UnpicklingError as error:  # The message of torch is left out: it suggests running the code in the file.
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
             raise OSError(f"{str(file)!r} is damaged or truncated. Download it again.") from None
@@ -268,14 +268,14 @@ def _unpickle(file: Path) -> Any:
             f"{str(file)!r} contains objects other than weights ({code[1]}). Loading them could run code in the file, "
             "which is not allowed. Save only the model's state_dict()."
         ) from None
-    except Exception as error:  # The unpickler raises many types of errors for damaged files.
+    except Exception as error:  # For damaged files, the unpickler raises errors of many types.
         raise OSError(
             f"{str(file)!r} is damaged or truncated: {type(error).__name__}: {error}. Download it again."
         ) from error
 
 
 def check_pickled(file: Path) -> None:
-    """Raises `OSError` if the first bytes of a file show that `torch.save` did not write it."""
+    """Raises `OSError` if a file is a TorchScript archive, or its first bytes are not those of a `torch.save` file."""
     if zipfile.is_zipfile(file):
         with _readable(file), zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -288,5 +288,5 @@ def check_pickled(file: Path) -> None:
         return
     with file.open("rb") as stream:
         start = stream.read(16)
-    if not start.startswith((b"PK", b"\x80")):  # Prefixes of a truncated zip archive, and of pickles by older releases
+    if not start.startswith((b"PK", b"\x80")):  # first bytes of a truncated zip archive, and of an old pickle file
         raise OSError(f"{str(file)!r} begins with {start!r}, so it is not a file of weights. Download it again.")

@@ -1,7 +1,7 @@
 """Ahead-of-time compilation of a model for images of one shape, in a separate process with a time limit.
 
-The process runs this file as a script, so the file imports only torch. The compiled program contains the weights,
-packed for the matrix multiplications of the processor, and runs without guards or Python code between kernels.
+The separate process runs this file as a script, so the file imports only torch and the standard library. The compiled
+program contains the weights, packed for the processor, and runs without guards or Python code between kernels.
 """
 
 import os
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 
 class CompilationError(RuntimeError):
-    """Raised if a model cannot be compiled on this machine; the message is the reason, in one line."""
+    """Raised if a model cannot be compiled on this machine. The message states the reason in one line."""
 
 
 class FlatOutputs(nn.Module):
@@ -61,7 +61,7 @@ def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callab
         exported, package = Path(folder) / "exported.pt2", Path(folder) / "compiled.pt2"
         try:
             torch.export.save(torch.export.export(model, (images,), strict=False), exported)
-        except Exception as error:  # Tracing raises many types of errors.
+        except Exception as error:  # Tracing raises errors of many types.
             raise CompilationError(f"torch.export failed: {first_line(error)}") from error
         _run_apart(str(exported), str(package), max_seconds)
         program = torch._inductor.aoti_load_package(str(package))
@@ -69,7 +69,7 @@ def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callab
 
 
 def _run_apart(exported: str, package: str, max_seconds: float) -> None:
-    """Compiles in another process, which is killed with its child processes after `max_seconds`."""
+    """Compiles in a separate process. After `max_seconds`, this process and its child processes are killed."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), exported, package, str(torch.get_num_threads())]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit integers, for processors with 8-bit matrix multiplication (VNNI, AMX).
+"""Linear layers that compute with 8-bit integers, for CPUs with 8-bit matrix multiplication (VNNI, AMX).
 
 Shapes: M rows, K inputs, N outputs.
 """
@@ -17,16 +17,16 @@ LEVELS_OF_WEIGHT = 127  # Weights are quantized to -127…127.
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with 8-bit weights, scaled per output channel, and 8-bit inputs with a single scale.
+    """A linear layer with 8-bit weights (one scale per output channel) and 8-bit inputs (one scale for all).
 
     Args:
         linear: The layer to quantize.
-        low: (K,), the smallest value of each input channel on calibration images.
-        high: (K,), the largest value of each input channel on calibration images.
+        low: Smallest value of each input channel on calibration images, (K,).
+        high: Largest value of each input channel on calibration images, (K,).
     """
 
-    # SmoothQuant (https://arxiv.org/abs/2211.10438) with its default strength of one half: large input channels are
-    # scaled down, and the corresponding weights are scaled up.
+    # SmoothQuant (https://arxiv.org/abs/2211.10438) with its default strength of 0.5: input channels with large values
+    # are scaled down, and the weights of these channels are scaled up.
 
     inverse: Tensor
     weight: Tensor
@@ -55,25 +55,25 @@ class Int8Linear(nn.Module):
         """Maps inputs (..., K) to outputs (..., N)."""
         rows = inputs.flatten(0, -2)  # (M, K)
         integers = (rows * self.inverse + self.zero_point).round().clamp(0, LEVELS).to(torch.uint8)
-        # The compiler folds this constant.
+        # The compiler replaces the packed weights by a constant, so they are packed only once.
         packed = torch.ops.onednn.qlinear_prepack(self.weight, list(rows.shape))
-        post_operation = ("none", [0.0], "")  # With a dummy argument, as torch.export cannot save an empty list
+        post_operation = ("none", [0.0], "")  # 0.0 is a dummy value, because torch.export cannot save an empty list.
         inputs_and_weights = (integers, self.scale, self.zero_point, packed, self.weight_scale, self.zeros, self.bias)
         outputs = torch.ops.onednn.qlinear_pointwise(*inputs_and_weights, 1.0, 0, self.dtype, *post_operation)
         return outputs.unflatten(0, inputs.shape[:-1])
 
 
 def quantize_blocks(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Replaces the linear layers of all transformer blocks by 8-bit ones.
+    """Replaces the linear layers of all transformer blocks by `Int8Linear` layers.
 
     Args:
         model: The model to change.
-        run: Runs the model on calibration images, on which the ranges of inputs are measured.
+        run: Function that runs the model on calibration images. Input ranges are measured while it runs.
     """
     found = {
         f"{name}.{inner}": layer
         for name, block in model.named_modules()
-        if type(block).__name__ == "HfViTLayer"  # By name: a checkpoint may come with its own copy of the class.
+        if type(block).__name__ == "HfViTLayer"  # Compares names because remote code has a copy of the class.
         for inner, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     }

@@ -1,6 +1,6 @@
-"""Optimization of a model for inference on the current machine by precision, compilation and int8.
+"""Optimization of a model for inference on the current machine: lower precision, compilation and int8.
 
-Each variant is measured with the task and the image size of the model, and kept only if it is faster.
+The speed of each variant is measured for the task and image size of the model. A variant is used only if it is faster.
 """
 
 import copy
@@ -28,7 +28,8 @@ Run = Callable[[Tensor], Any]
 
 MIN_SPEEDUP = 1.05  # Minimum speedup for a variant to be kept.
 ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round.
-# Largest accepted changes by int8: fraction of changed predicted classes, or else relative change of the outputs (RMS)
+# Largest accepted changes by int8: fraction of predicted classes that change (classification, semantic segmentation),
+# or relative change of the outputs as root mean square (other tasks)
 MAX_CHANGED_CLASSES, MAX_OUTPUT_CHANGE = 0.01, 0.05
 # Largest accepted difference from the outputs of the original model, relative to the largest value of each output
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -43,8 +44,8 @@ class Trial:
         seconds: Median time per batch in seconds; None if the variant was not timed.
         ratio: Speedup compared with the original model.
         difference: Largest difference from the outputs of the original model, relative to the largest value.
-        kept: Whether it was faster than all variants before, with outputs within the tolerance.
-        note: Reason for rejection, or a remark.
+        kept: Whether the variant was faster than all previous ones and its outputs were within the tolerance.
+        note: Reason why the variant was rejected, or a remark.
     """
 
     name: str
@@ -57,11 +58,11 @@ class Trial:
 
 @dataclass
 class OptimizationReport:
-    """Results of `optimize_for_inference` for all variants, in order. Its string form is a Markdown table.
+    """Measurements of all variants that `optimize_for_inference` tried. Its string form is a Markdown table.
 
     Args:
         shape: Shape (B, C, H, W) of the images used for timing.
-        trials: Measurements; the first is the original model.
+        trials: Measurements in the order of the trials; the first is the original model.
     """
 
     shape: tuple[int, ...]
@@ -86,7 +87,7 @@ class OptimizationReport:
 
 
 class CompiledProgram:
-    """A compiled program, which is bound to this process. Copies of a model share it."""
+    """A program compiled for the current process. It cannot be pickled; copies of a model share it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -106,9 +107,10 @@ class CompiledProgram:
 
 
 class WeightWatch:
-    """Detects changes of the weights or modules of a model since this object was created, in about 0.1 ms."""
+    """Detects whether weights or modules of a model have changed since this object was created. Takes about 0.1 ms."""
 
-    # Version counters miss fused optimizers and changes via `.data`, so one value of each tensor is compared, too.
+    # The version counters of tensors do not register fused optimizers and changes via `.data`. Therefore, one value of
+    # each tensor is compared in addition.
 
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         self.model = model
@@ -120,10 +122,10 @@ class WeightWatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.check()
-        return type(self), (self.model,)  # Copied tensors have their own version counters.
+        return type(self), (self.model,)  # A copy reads the versions again, because copied tensors have new counters.
 
     def read(self) -> tuple[list[tuple[int, int]], Tensor]:
-        """Returns the version and address of each tensor, and the current value at its largest element."""
+        """Returns the version and address of each tensor, and the current values of the elements in `samples`."""
         return [(version_of(own), own.data_ptr()) for own in self.tensors], torch.stack(self.samples)
 
     def check(self) -> None:
@@ -138,7 +140,7 @@ class WeightWatch:
 
 
 def largest_of(tensor: Tensor) -> Tensor:
-    """Returns a view () of the value of largest magnitude, which almost any update of a tensor changes."""
+    """Returns a zero-dimensional view of the element with the largest magnitude, which almost every update changes."""
     return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 
@@ -147,9 +149,10 @@ class FastForward:
 
     Args:
         given: Forward pass of the original model.
-        eager: Model in the selected precision; used for images of other shapes, and calls with further arguments.
+        eager: Uncompiled model in the selected precision. It runs for images of other shapes and for calls with
+            further arguments.
         program: Program compiled from `eager` for images of one shape; None if nothing was compiled.
-        images: Example images with the shape and dtype of the program.
+        images: Example images with the shape and dtype that the program accepts.
         watch: Detects changes of the original model.
     """
 
@@ -166,7 +169,7 @@ class FastForward:
         self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
 
     def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Runs the optimized forward pass, with the arguments and outputs of `forward`, without gradients."""
+        """Runs the optimized forward pass without gradients. Arguments and outputs are those of `forward`."""
         self.watch.check()
         has_more = any(args) or any(
             value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
@@ -196,32 +199,33 @@ def optimize_for_inference(
 ) -> ModelT:
     """Optimizes a model for inference on this machine: tries variants and keeps those that are at least 5 % faster.
 
-    Changes of precision and compilation are rejected if outputs differ by more than rounding: 1e-4 of the largest
-    value in float32, 5e-2 in bfloat16. int8 is an approximation: it is rejected if more than 1 % of the predicted
-    classes change or, for other tasks, outputs change by more than 5 %.
+    A change of precision or a compilation is rejected if outputs differ by more than 1e-4 of the largest value in
+    float32, or 5e-2 in bfloat16. int8 is rejected if more than 1 % of the predicted classes change or, for models that
+    do not predict classes, if outputs change by more than 5 %.
 
     Args:
-        model: Model in evaluation mode. It is not changed; the result shares its weights and has additional ones.
+        model: Model in evaluation mode. It is not changed. The result shares its weights and may have additional ones.
         batch_size: Number of images per call to optimize for.
-        image_size: Height and width in pixels to optimize for, or one number for both; by default the size of
-            `images` if given, or else that of the model.
-        dtype: "auto" selects the faster of float32 and bfloat16; a name or a dtype selects the only one to try.
-        compile: Whether to compile the model with weights packed for the processor. Requires a C++ compiler.
+        image_size: Height and width in pixels to optimize for, or one number for both. The default is the size of
+            `images` if given, else the image size of the model.
+        dtype: "auto" tries bfloat16 and, on a CPU, float32. A dtype or its name restricts the trials to this dtype.
+        compile: Whether to compile the model with weights packed for the processor. Requires a C++ compiler on a CPU.
         int8: Whether to try 8-bit weights and activations when compiling. Requires `images`.
-        max_seconds: Time limit of each compilation; slower ones are rejected. No limit on a GPU.
-        images: Images (N, C, H, W) as returned by the image processor, a few dozen typical ones, to calibrate int8 and
-            to compare predictions. By default, outputs for noise are compared.
+        max_seconds: Time limit in seconds for each compilation. A compilation that exceeds it is rejected. On a GPU,
+            there is no limit.
+        images: A few dozen typical images (N, C, H, W), as returned by the image processor. They calibrate int8 and
+            serve to compare predictions. By default, outputs for noise are compared.
 
     Returns:
-        A model of the same class with the same call, configuration and outputs, for inference only. Its attribute
-        `report` is an `OptimizationReport`. Other batch or image sizes, and calls with further arguments (padding,
-        hidden states), run uncompiled in the selected precision. `save_pretrained` saves the weights of the original
-        model. If these weights change, or modules are replaced, calls of the result raise `ValueError`, and so does
-        its `train()`. For a model of images and texts, the image tower is optimized.
+        A model of the same class for inference only, with the same call signature, configuration and outputs. Its
+        attribute `report` is an `OptimizationReport`. Calls with other batch or image sizes, or with further arguments
+        (padding, hidden states), run uncompiled in the selected precision. `save_pretrained` saves the weights of the
+        original model. Calling the result raises `ValueError` if weights or modules of the original model have
+        changed. `train()` always raises `ValueError`. In an image-text model, only the image tower is optimized.
 
     Raises:
         TypeError: if the model is not a model of hf_vit.
-        ValueError: if an argument or a weight is invalid, or outputs are random.
+        ValueError: if an argument is invalid, weights are untrained or non-finite, or outputs are random.
     """
     if not is_a(model, "HfViTPreTrainedModel"):
         raise TypeError(f"model must be an HfViTModel or HfViTFor… of hf_vit, not {type(model).__name__}.")
@@ -239,7 +243,7 @@ def optimize_for_inference(
 
 
 class Search:
-    """Tries variants of a model one after the other, each based on the best one so far.
+    """Tries variants of a model one after the other. A compiled variant is based on the best variant so far.
 
     Args:
         model: The original model.
@@ -266,14 +270,14 @@ class Search:
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
-        """Compiles the best variant so far, optionally with 8-bit blocks, and compares the result."""
+        """Compiles the best variant so far and compares the result. `quantized` selects 8-bit blocks."""
         eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{get_name(eager.dtype)}, compiled"
         try:
             if quantized and self.images.device.type != "cpu":
                 raise CompilationError("int8 is supported on CPUs only")
             source = copy.deepcopy(eager) if quantized else eager
-            if quantized:  # The samples are the calibration images.
+            if quantized:  # The samples serve as calibration images.
                 quantize_blocks(source, lambda: self.answers(source))
             program = compile_here(source, self.images, max_seconds)
         except CompilationError as error:
@@ -307,7 +311,7 @@ class Search:
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
 
     def judge_predictions(self, candidate: FastForward) -> tuple[str, bool]:
-        """Returns a note on how much an approximation changes predictions, and whether the change is acceptable."""
+        """Returns a note with the change of predictions by an approximation, and whether the change is acceptable."""
         pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
         if has_classes(self.model):
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
@@ -320,16 +324,16 @@ class Search:
 
 
 def is_a(model: Any, *names: str) -> bool:
-    """Returns whether a class of one of these names is among the model's base classes.
+    """Returns whether the class of a model, or one of its base classes, has one of the given names.
 
-    Names are compared because a checkpoint may come with its own copy of the code.
+    Names are compared because a model loaded with remote code has a copy of the classes.
     """
     return not {base.__name__ for base in type(model).__mro__}.isdisjoint(names)
 
 
 def sharing(model: ModelT, **attributes: Any) -> ModelT:
-    """Returns a shallow copy of a model that shares its modules and weights, with other attributes."""
-    # copy.copy would install hooks in the modules a second time.
+    """Returns a shallow copy of a model with the given attributes. It shares modules and weights with the model."""
+    # copy.copy is not used because it would register hooks on the shared modules a second time.
     other = type(model).__new__(type(model))
     other.__dict__.update(vars(model), _is_optimized=True, **attributes)
     return other
@@ -361,7 +365,7 @@ def check_options(
 def measured_images(
     model: HfViTPreTrainedModel, batch_size: int, image_size: Size | None, images: Tensor | None
 ) -> Tensor:
-    """Returns the images (B, C, H, W) for timing: the first of `images`, or noise."""
+    """Returns the images (B, C, H, W) for timing: the first B in `images`, or noise if `images` is None."""
     if images is not None:
         if image_size is not None and to_pair(image_size) != tuple(images.shape[2:]):
             raise ValueError(f"image_size={image_size} must be the size of images, {tuple(images.shape[2:])}.")
@@ -372,7 +376,7 @@ def measured_images(
 
 
 def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
-    """Returns the precisions to try, other than that of the model; raises `ValueError` if `dtype` is invalid."""
+    """Returns the dtypes to try, except the model's dtype; raises `ValueError` if `dtype` is invalid."""
     wanted = [known for known in TOLERANCES if dtype in (known, get_name(known))]
     if dtype == "auto":
         wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
@@ -390,7 +394,7 @@ def has_classes(model: HfViTPreTrainedModel) -> bool:
 
 
 def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
-    """Compiles a model for images of one shape; raises `CompilationError` if that fails.
+    """Compiles a model for images of one shape; raises `CompilationError` if the compilation fails.
 
     On a CPU, the model is compiled ahead of time. On a GPU, it is compiled with CUDA graphs, without a time limit.
     """
@@ -408,13 +412,13 @@ def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float
 
     try:
         run(images)
-    except Exception as error:  # Compilers raise many types of errors.
+    except Exception as error:  # Compilers raise errors of many types.
         raise CompilationError(first_line(error)) from error
     return run
 
 
 def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
-    """Returns the median time of a candidate in seconds, and its median speedup over another variant."""
+    """Returns the median time per call of a candidate in seconds, and its median speedup over another variant."""
 
     def seconds(run: Run, repeats: int = 1) -> float:
         synchronize = torch.cuda.synchronize if images.is_cuda else int
@@ -436,9 +440,10 @@ def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
 
 
 def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float:
-    """Returns the largest relative difference between two outputs, in the vector norm of the given order.
+    """Returns the largest relative difference between the tensors of two outputs.
 
-    For each tensor, the norm of the difference is divided by the norm of the expected tensor.
+    The relative difference is the vector norm (of the given order) of the difference, divided by that of the expected
+    tensor.
     """
     norm = partial(torch.linalg.vector_norm, ord=order)
     differences = [

@@ -38,8 +38,8 @@ logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # Other pipelines choose their own batch size.
-MAX_TILES = 100  # Maximum number of images in `picture`.
+BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # tasks whose pipelines take a batch size
+MAX_TILES = 100  # maximum number of images in the file `picture` of `predict_files`
 PICTURE = "_picture.png"  # File name suffix for the picture of one image.
 
 
@@ -97,7 +97,7 @@ def predict_files(
     pipe = _open_pipeline(model, writer.pipeline, batch_size, optimize, trust_remote_code)
     pages, stems = _plan_outputs(writer, files, output_dir, picture, boxes, overwrite)
     options, tiles = _call_options(writer, pipe, given), list[Image.Image]()
-    missed = list[float | None]()  # Best score of each image if none reaches the threshold, else None
+    missed = list[float | None]()  # best score of each image without a prediction above the threshold, else None
     for line in _lines(pipe, writer, options, Inputs(sources, boxes_of, pipe), stems, tiles, bool(picture)):
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
@@ -150,7 +150,7 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
-    if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit reject untrained weights themselves.
+    if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit already check for untrained weights.
         check_trained(pipe.model, model)
     elif optimize:
         report, kept = pipe.fast_model.report, pipe.fast_model.report.best
@@ -159,7 +159,10 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
 
 
 def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of the pipeline call, in order of priority: given, selected in training, writer defaults."""
+    """Returns the options of the pipeline call.
+
+    In order of priority, values are given by the user, selected in training, or defaults of the writer.
+    """
     chosen = {} if writer.task_config is None else trained_threshold(pipe.model.config, writer.task_config)
     values = {**writer.options, **chosen, **{name: value for name, value in given.items() if value is not None}}
     return {name: values[name] for name in writer.options if values[name] is not None}
@@ -173,10 +176,10 @@ def _plan_outputs(
     boxes: Path | None,
     overwrite: bool,
 ) -> tuple[list[Path], list[Path]]:
-    """Returns the files for pages of the picture and the path prefix for each image's files.
+    """Returns the files for the pages of the picture, and a path prefix for the output files of each image.
 
     Raises:
-        ValueError: if an input, or a file of an earlier run without `overwrite`, would be replaced.
+        ValueError: if an output file would replace an input or, without `overwrite`, a file of an earlier run.
     """
     numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
     pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
@@ -187,33 +190,33 @@ def _plan_outputs(
 
 
 class Source(NamedTuple):
-    """An image: a file, or row `number` of a dataset with a file name."""
+    """An image: the image file `file` or, if `rows` is set, row `number` of this dataset, reported under `file`."""
 
     file: Path
     rows: datasets.Dataset | None = None
     number: int = 0
 
     def read(self) -> str | bytes:
-        """Returns the path of the file, or the encoded image of the row; raises `OSError` if it has no image."""
+        """Returns the path of the file, or the encoded image in the row; raises `OSError` if the row has no image."""
         if self.rows is None:
             return str(self.file)
         try:
             return encoded_bytes(self.rows[self.number]["image"], "image")
-        except Exception as error:  # Reading a dataset row raises many types of errors.
+        except Exception as error:  # Reading a dataset row raises errors of many types.
             raise OSError(f"{error}") from error
 
     def decode(self) -> Image.Image:
-        """Returns the image upright as 8-bit RGB, decoded as in training. Decoders raise many types of errors."""
+        """Returns the upright 8-bit RGB image, decoded as in training. Raises errors of many types if this fails."""
         pixels = read_image(self.read(), "it", num_channels=3)  # (3, H, W)
         return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
 
 
 class Inputs(Dataset[Any]):
-    """Inputs of a pipeline, read lazily: encoded images for pipelines of hf_vit, decoded images for others.
+    """Inputs of a pipeline, read lazily: encoded images for pipelines of hf_vit, decoded images for other pipelines.
 
     Args:
         sources: The images.
-        boxes: Object boxes of each file, for keypoint detection; None to take each whole image as an object.
+        boxes: Object boxes of each file for keypoint detection; if None, each whole image is one object.
         pipe: The pipeline.
     """
 
@@ -231,7 +234,7 @@ class Inputs(Dataset[Any]):
 
 
 def _answers(pipe: Pipeline, inputs: Inputs, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the prediction for each image, or `{"error": ...}` if it cannot be read."""
+    """Yields the prediction for each image, or `{"error": ...}` if the image cannot be read."""
     if inputs.are_encoded:
         yield from pipe(inputs, on_error="return", **options)
         return
@@ -253,14 +256,14 @@ def _lines(
     tiles: list[Image.Image],
     collects: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yields a dictionary for JSON for each image and writes its files.
+    """Yields a JSON-compatible dictionary for each image and writes the output files of the image.
 
     Args:
         pipe: The pipeline.
         writer: Converts and writes predictions.
         options: Options of the pipeline call.
         inputs: The images.
-        stems: Path prefix for the files of each image; empty to write none.
+        stems: Path prefix for the output files of each image; if empty, no files are written.
         tiles: List to which pictures of the first images are appended.
         collects: Whether to append pictures to `tiles`.
     """
@@ -293,7 +296,7 @@ def _lines(
 def _write(
     writer: Writer, image: Image.Image, answer: Any, config: PreTrainedConfig, tile: Image.Image, stem: Path
 ) -> list[str]:
-    """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
+    """Writes a prediction and its picture to files with names that start with `stem`, and returns their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     places = {stem.with_name(stem.name + ending): write for ending, write in writer.files.items()}
     for file, write in places.items():
@@ -324,10 +327,10 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
 
     Args:
         file: Lines in the format of `BOX_LINE`, the output of `predict_files` for object detection.
-        images: Images that need boxes.
+        images: Images that must have a line in the file.
 
     Raises:
-        ValueError: if a line is invalid, or an image has none.
+        ValueError: if a line is invalid, or an image has no line.
     """
     boxes = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -346,7 +349,7 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
 
 
 def find_images(inputs: Sequence[Path]) -> list[Path]:
-    """Lists the files among `inputs` and the images in folders, sorted; raises `ValueError` if there are none."""
+    """Lists the files in `inputs` and the image files in its folders; raises `ValueError` if a path has no images."""
     files: list[Path] = []
     for path in inputs:
         if not path.exists():
@@ -361,12 +364,18 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
-    """Lists the images of files, folders, parquet files, tar files and tables; raises errors as `find_images`."""
+    """Lists the images in image files, folders, parquet files, tar files and tables.
+
+    Raises the same errors as `find_images`.
+    """
     return [source for path in inputs for source in find_stored(path) or map(Source, find_images([path]))]
 
 
 def find_stored(path: Path) -> list[Source]:
-    """Lists images stored in a parquet file, tar file or table, or in a folder of such files, under unique names."""
+    """Lists the images in a parquet file, tar file or table, or in a folder of such files, under unique names.
+
+    Returns an empty list for other paths.
+    """
     is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
     if path.is_dir():
         is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES for file in files_below(path))
@@ -382,7 +391,7 @@ def find_stored(path: Path) -> list[Source]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Returns an image upright as 8-bit RGB, decoded as in training; raises `ValueError` if it cannot be read."""
+    """Returns the upright 8-bit RGB image in a file, decoded as in training; raises `ValueError` on failure."""
     try:
         return Source(file).decode()
     except Exception as error:  # Decoders raise many types of errors.
@@ -390,7 +399,7 @@ def open_image(file: Path) -> Image.Image:
 
 
 def name_outputs(files: Sequence[Path]) -> list[str]:
-    """Returns a unique output name for each file: its name without suffix, followed by a number if already used."""
+    """Returns a unique output name for each file: the file name without suffix, and a number if it is already used."""
     counts: Counter[str] = Counter()
     names: dict[str, None] = {}
     for file in files:

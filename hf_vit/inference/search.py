@@ -1,4 +1,4 @@
-"""Search images by text, with an index of image features that later searches reuse."""
+"""Search images by text. Image features are stored in an index, which later searches reuse."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from .predict import Source, find_sources
 
 
 logger = logging.get_logger(__name__)
-INDEX_FOLDER = "hf_vit_features"  # in the cache of datasets, as for the stored features of training
+INDEX_FOLDER = "hf_vit_features"  # subfolder of the datasets cache; training also stores features in it
 
 
 def search_images(
@@ -84,7 +84,10 @@ def search_images(
 def index_images(
     model: HfViTForZeroShotImageClassification, processor: Any, sources: Sequence[Source], batch_size: int
 ) -> tuple[list[Source], Tensor]:
-    """Return the readable images and their normalized features (M, E) float64, computed or read from the index."""
+    """Return the M readable images and their normalized features, (M, E) float64.
+
+    Features are read from the index. Missing features are computed and added to the index.
+    """
     key = digest([digest_weights(model), processor.to_json_string()])
     file = Path(datasets.config.HF_DATASETS_CACHE) / INDEX_FOLDER / f"search-{key}.safetensors"
     known: dict[str, np.ndarray] = load_file(file) if file.is_file() else {}
@@ -114,7 +117,7 @@ def index_images(
 
 
 def name_of_content(source: Source) -> str | None:
-    """Return a digest of an encoded image, or None with a warning if it cannot be read."""
+    """Return a digest of an image file's content. If the file cannot be read, log a warning and return None."""
     try:
         content = source.read()
         return digest([Path(content).read_bytes() if isinstance(content, str) else content])
@@ -124,7 +127,7 @@ def name_of_content(source: Source) -> str | None:
 
 
 def decoded(source: Source) -> Any:
-    """Return an image, or None with a warning if it cannot be decoded."""
+    """Return the decoded image. If it cannot be decoded, log a warning and return None."""
     try:
         return source.decode()
     except Exception as error:  # Decoders raise many types of errors.

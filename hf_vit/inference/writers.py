@@ -21,16 +21,16 @@ from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
 
-Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image.
+Part = dict[str, Any]  # a segment of an image: "label", "score" and "mask", a black and white image
 Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns a mask value to each segment.
 
 ZERO_SHOT = "zero-shot-image-classification"
 THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one.
 OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training.
-NO_CLASS = 255  # Value in masks
-# Model types that predict meters, although their configuration does not contain the kind of depth
+NO_CLASS = 255  # mask value of pixels without a class or segment
+# Model types that predict metric depth if their configuration does not contain `depth_estimation_type`
 METRIC = {"glpn", "hf_vit", "zoedepth"}
-MAX_MILLIMETERS = 65535  # Largest 16-bit value.
+MAX_MILLIMETERS = 65535  # largest depth in a 16-bit PNG
 MAX_SIDE = 480  # Longest side of pictures in pixels; larger images are scaled down.
 
 
@@ -40,12 +40,12 @@ class Writer:
 
     Args:
         pipeline: Task name of the pipeline in transformers.
-        describe: Returns the output as a dictionary for JSON.
-        draw: Returns a picture of the image with the output and a caption.
-        files: Functions that write the output to a file, by the suffix of the file name.
-        scores: Returns all scores in the output.
-        options: Options of the pipeline call with their defaults; None keeps the default of the pipeline.
-        task_config: Field of `HfViTConfig` that contains the threshold selected in training, if the task has one.
+        describe: Function that returns the output as a JSON-compatible dictionary.
+        draw: Function that returns a picture of the image with the output and a caption.
+        files: Maps file name suffixes to functions that write the output to a file.
+        scores: Function that returns all scores in the output.
+        options: Options of the pipeline call with their defaults. None means the default of the pipeline.
+        task_config: Field of `HfViTConfig` with the threshold selected in training; None if the task has no threshold.
     """
 
     pipeline: str
@@ -58,13 +58,13 @@ class Writer:
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
-    """Return the writer for a model with this config.json, or None if its class is not supported.
+    """Return the writer for a model, or None if its class is not supported.
 
     Args:
-        config: Content of config.json.
-        subtask: "semantic" selects the writer for semantic segmentation of segmentation models.
+        config: Content of the model's config.json.
+        subtask: For segmentation models, "semantic" selects the writer for semantic segmentation.
     """
-    # Checkpoints of timm, which transformers can load, have no "architectures"; they are classifiers.
+    # A config.json of timm has no "architectures". transformers loads timm checkpoints as classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     kind = next((kind for kind in WRITERS if kind in name), None)
     if kind == "Segmentation" and subtask == "semantic":
@@ -77,13 +77,13 @@ def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None
 
 
 def labels_of(config: Config) -> list[str]:
-    """Return the label of each class number; classes without a label have their number as label."""
+    """Return the labels in the order of class numbers. A class without a label is represented by its number."""
     known = {number: label for label, number in config.label2id.items()}
     return [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
 
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with its most likely label, the score and a caption below."""
+    """Return the image with its most likely label, the score of this label, and a caption below."""
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
@@ -107,7 +107,7 @@ def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
 
 
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
-    """Return the score and the fraction of pixels of each class, largest fraction first."""
+    """Return the score and the fraction of pixels for each class in an image, largest fraction first."""
     classes = [
         _entry(number, part, share=round(_area(part) / math.prod(part["mask"].size), 6))
         for number, part in by_class(parts, config)
@@ -122,7 +122,7 @@ def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
-    """Write a palette PNG whose values are class or segment numbers, displayed in the colors of the classes."""
+    """Write a palette PNG. Pixel values are class or segment numbers; palette colors are those of the classes."""
     values = np.full((image.height, image.width), NO_CLASS, dtype=np.uint8)
     colors = segmentation_palette(len(labels_of(config)))
     palette = np.full((NO_CLASS + 1, 3), IGNORED, dtype=np.uint8)
@@ -148,7 +148,7 @@ def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, capt
 
 
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
-    """Return the image next to an overlay of its segments, each with an outline and, if it fits, its label."""
+    """Return the image next to an overlay of its segments. Each has an outline and, if there is space, its label."""
     picture, found = _fitted(image), seen(parts)
     segments = {
         "masks": np.reshape([_mask(part, picture) for part in found], (-1, picture.height, picture.width)),
@@ -177,7 +177,7 @@ def _mask(part: Part, picture: Image.Image) -> np.ndarray:
 
 
 def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
-    """Write depth in millimeters as a 16-bit PNG; values that exceed 16 bits are set to 0."""
+    """Write depth in millimeters as a 16-bit PNG. Depths that exceed the 16-bit range are set to 0."""
     millimeters = (answer["predicted_depth"].numpy() * 1000).round()
     Image.fromarray(np.where(millimeters > MAX_MILLIMETERS, 0, millimeters).astype(np.uint16)).save(file)
 
@@ -185,7 +185,7 @@ def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Pat
 def draw_depth_map(
     image: Image.Image, answer: Any, config: Config, caption: str, relative: bool = False
 ) -> Image.Image:
-    """Return the image next to its depth in colors, where near is bright, and a color bar."""
+    """Return the image next to its depth map in colors (near pixels are bright) and a color bar."""
     picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
     values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
     return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
@@ -219,12 +219,12 @@ def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path)
 
 
 def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with boxes, skeleton and keypoints, one color per keypoint, faint for low scores."""
+    """Return the image with boxes, skeletons and keypoints. Keypoints have one color each, faint for low scores."""
     picture, shape = _fitted(image), (len(answer), len(labels_of(config)))
     points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
     for number, pose in enumerate(answer):
         found = [config.label2id[label] for label in pose["labels"]]
-        # Coordinates are relative to the center of the first pixel.
+        # Keypoint coordinates have their origin at the center of the first pixel, so 0.5 is added for the scaling.
         points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
         visibility[number, found], scores[number, found] = 2, pose["scores"]
     skeleton = (config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
@@ -248,7 +248,7 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
-    """Return the figure that `draw` writes to a file, with a caption below."""
+    """Call `draw` with the values and options, and return the figure that it writes, with a caption below."""
     buffer = BytesIO()
     draw(*values, file=buffer, **options)
     with Image.open(buffer) as figure:
@@ -280,10 +280,10 @@ METRIC_DEPTH = replace(
     draw=draw_depth_map,
     files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
 )
-# Writers by part of the model class name
 _TEXTS = Writer(
     ZERO_SHOT, lambda answer, _: {**answer[0], "labels": answer}, draw_label, options={"candidate_labels": None}
 )
+# Maps a part of the model class name to the writer. The first key that the class name contains applies.
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
         "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}

@@ -28,13 +28,14 @@ KEYS: KeyMap = {
     **parts("attention_pooling", "attn_pool", "mlp.fc1 mlp.fc2"),
     **parts("", "", "pre_norm=norm_pre norm classifier=head distillation_classifier=head_dist"),
 }
-# Changes of the key map, by the source tensor that requires them. Entries that the model does not need are ignored.
+# Maps the name of a source tensor to changes of the key map that apply to files with this tensor. Entries for tensors
+# that the model does not have are ignored.
 DIALECTS: Mapping[str, KeyMap] = {
     "fc_norm.weight": {"norm": "fc_norm"},
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
     "storage_tokens": {"embeddings.register_tokens": "storage_tokens"},
     "blocks.0.gamma_1": parts(BLOCK, "blocks.*", "layer_scale1.scale=gamma_1 layer_scale2.scale=gamma_2"),
-    # The bias of the key exists but is masked, so it is ignored.
+    # bias_mask sets the bias of the key to zero, so this part of the qkv bias is not read.
     "blocks.0.attn.qkv.bias_mask": {
         f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
         f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
@@ -48,7 +49,7 @@ REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
 
 
 def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map for the tensors of a checkpoint."""
+    """Returns the changes of the key map that the tensors of a checkpoint require."""
     keys: dict[str, Any] = {}
     for name, dialect in DIALECTS.items():
         if name in shapes:
@@ -65,7 +66,7 @@ def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def add_positions(first: int, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns register tokens with their position embeddings added, which start at row `first` of the table."""
+    """Returns register tokens plus their position embeddings, which start at row `first` of the position table."""
     return tokens + positions[:, first : first + tokens.shape[1]]
 
 
@@ -75,7 +76,7 @@ def without_rows(first: int, stop: int, positions: Tensor) -> Tensor:
 
 
 def has_register_positions(shapes: Shapes, grid: tuple[int, int]) -> bool:
-    """Returns whether the position table has rows for the registers."""
+    """Returns whether the position table has rows for register tokens."""
     if "pos_embed" not in shapes or "reg_token" not in shapes:
         return False
     return shapes["pos_embed"][1] - grid[0] * grid[1] == _num_tokens(shapes) + shapes["reg_token"][1]
@@ -90,8 +91,8 @@ def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None
 
     Args:
         shapes: Shapes of the source tensors by name.
-        native: Height and width in pixels of the images that the weights are made for, from config.json.
-        wanted: Height and width in pixels given by the user; see `table_size`.
+        native: Native image size in pixels from config.json; None if unknown.
+        wanted: Image size in pixels given by the user; see `table_size`.
     """
     width, channels, *patch = shape_of(shapes, "patch_embed.proj.weight")
     down = "w3" if "blocks.0.mlp.w3.weight" in shapes else "fc2"
@@ -134,16 +135,16 @@ def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None
 def table_size(
     rows: int, counts: Sequence[int], patch: Sequence[int], native: Size | None = None, wanted: Size | None = None
 ) -> tuple[Size, int]:
-    """Infers the image size of a position table from its number of rows.
+    """Infers the native image size of a position table from its number of rows.
 
-    The first size that matches the table is used: `native`, a square, then `wanted`. The latter is tried last because
-    it may be a new size for the loaded model, which matches the table only by chance.
+    Candidates are, in this order, `native`, a square, and `wanted`; the first that matches the number of rows is used.
+    `wanted` is last, because it may be the new size of the loaded model and match the table only by chance.
 
     Args:
         rows: Number of rows of the table.
-        counts: Possible numbers of rows for prefix tokens, which come before those of the patches.
+        counts: Possible numbers of rows for prefix tokens, which precede the rows for patches.
         patch: Height and width of a patch in pixels.
-        native: Image size in pixels of the configuration.
+        native: Image size in pixels from the configuration.
         wanted: Image size in pixels given by the user.
 
     Returns:
@@ -152,7 +153,7 @@ def table_size(
     Raises:
         ValueError: if no image size matches.
     """
-    # Rounded down: with patches of 14 pixels, published models ignore the last pixels of 384.
+    # Grids are rounded down, because published models ignore incomplete patches (384 pixels with 14-pixel patches).
     first, last = (
         None if size is None else tuple(side // part for side, part in zip(to_pair(size), patch, strict=True))
         for size in (native, wanted)
@@ -169,5 +170,5 @@ def table_size(
 
 
 def as_size(pair: Sequence[int]) -> Size:
-    """Returns height and width as one number if they are equal."""
+    """Returns a pair (height, width) as one number if both are equal, else as a list."""
     return pair[0] if pair[0] == pair[1] else list(pair)

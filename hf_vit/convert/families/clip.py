@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and SigLIP 2 of transformers, with both towers or the image tower only.
+"""CLIP, SigLIP and SigLIP 2 of transformers, with image and text tower or the image tower only.
 
 Sources: https://arxiv.org/abs/2103.00020, 2303.15343 and 2502.14786.
 """
@@ -18,7 +18,7 @@ from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv, parts
 
 logger = logging.get_logger(__name__)
 BLOCK = ("layer_norm1", join_qkv("self_attn."), "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2")
-# Keys that CLIP and SigLIP share, for image tower, text tower and contrastive head
+# Key map entries of image tower, text tower and contrastive head that CLIP and SigLIP have in common
 SHARED: KeyMap = {
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
     **block_keys("encoder.layers.*", "encoder.layers.*", BLOCK),
@@ -36,7 +36,7 @@ KEYS: KeyMap = {
     **parts("contrastive_head", "", "image_projection=visual_projection text_projection"),
 }
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
-# Defaults of SiglipTextConfig. CLIPTextConfig and `HfViTTextConfig` have fields of the same names.
+# Defaults of SiglipTextConfig. The field names are the same in CLIPTextConfig and `HfViTTextConfig`.
 SIGLIP_TEXT_DEFAULTS = given_fields(
     SiglipTextConfig(bos_token_id=None, eos_token_id=None).to_dict(),
     ("vocab_size", "max_position_embeddings", *BLOCK_FIELDS),
@@ -44,16 +44,16 @@ SIGLIP_TEXT_DEFAULTS = given_fields(
 
 
 def tower_of(config: Config) -> Config:
-    """Returns the configuration of the image tower, which is nested in a configuration with both towers."""
+    """Returns the configuration of the image tower. Models with two towers nest it under "vision_config"."""
     return config["vision_config"] if config.get("vision_config") is not None else config
 
 
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
-    """Returns the options of CLIP's text tower and contrastive head. `text_config_dict` of older files has priority.
+    """Returns the options of CLIP's text tower and contrastive head.
 
-    The end of a text is the token `eos_token_id`. Its value 2 occurs in old files, which were made when it was
-    unused: they take the largest number as the end. If `eos_token_id` is not in the vocabulary, CLIP never finds it
-    and pools the first token.
+    In older files, `text_config_dict` has priority over `text_config`. CLIP pools a text at the token `eos_token_id`.
+    Old files contain the unused value 2, and CLIP then pools at the largest token id. If `eos_token_id` is not in the
+    vocabulary, CLIP does not find it and pools the first token.
     """
     tower = config.get("text_config_dict") or config.get("text_config") or {}
     text = given_fields(tower, SIGLIP_TEXT_DEFAULTS, hidden_act="quick_gelu")
@@ -115,8 +115,8 @@ SIGLIP_KEYS: KeyMap = {
 def siglip_text_fields(config: Config) -> dict[str, Any]:
     """Returns the options of SigLIP's text tower and contrastive head.
 
-    The text tower attends to padding, so texts must be padded to the maximum length. The padding token is set here
-    because files of SigLIP 2, which uses the tokenizer of Gemma, contain the token of SigLIP.
+    The text tower attends to padding, so texts must be padded to the maximum length. The padding token of the file is
+    not used: SigLIP 2 uses the tokenizer of Gemma, but its files contain the padding token of SigLIP.
     """
     text = given_fields(config.get("text_config") or {}, SIGLIP_TEXT_DEFAULTS, **SIGLIP_TEXT_DEFAULTS)
     text |= {"is_causal": False, "pooling": "last", "eos_token_id": None}
@@ -127,7 +127,7 @@ def siglip_text_fields(config: Config) -> dict[str, Any]:
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a SiglipConfig or SiglipVisionConfig.
 
-    Models with a classifier pool the mean of the patch tokens.
+    Models with a classifier use mean pooling of the patch tokens instead of attention pooling.
     """
     tower = tower_of(config)
     has_attention = tower.get("vision_use_head", True) and not is_classifier(shapes)
@@ -142,7 +142,7 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
 def configure_siglip_2(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a Siglip2Config or Siglip2VisionConfig.
 
-    The image size is that of the position table, which is for a square patch grid.
+    The image size is computed from the position table, which has a square patch grid.
     """
     fields = configure_siglip(config, shapes)
     return {
@@ -166,7 +166,7 @@ SIGLIP_2 = replace(
     SIGLIP,
     name="SigLIP 2, any size",
     model_types=("siglip2", "siglip2_vision_model"),
-    # SigLIP 2 flattens patches with the channels last.
+    # The patch embedding of SigLIP 2 is a linear layer on patches that are flattened with channels last.
     keys={
         **SIGLIP_KEYS,
         "embeddings.patch_embeddings.projection.weight": Reshaped(

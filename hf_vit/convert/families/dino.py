@@ -1,4 +1,4 @@
-"""DINOv2 with and without registers, DINOv3, and EoMT on both, in the layout of transformers.
+"""DINOv2 with and without registers, DINOv3, and EoMT with either backbone, in the layout of transformers.
 
 Sources: https://arxiv.org/abs/2304.07193, 2309.16588, 2508.10104 and 2503.19108.
 """
@@ -30,8 +30,8 @@ KEYS_2: KeyMap = {
 def configure_2(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a Dinov2Config.
 
-    Classifiers use the CLS token and the mean of the patch tokens. `defaults` are values for fields missing from
-    config.json, if they differ from those of Dinov2Config.
+    Classifiers use the CLS token and the mean of the patch tokens. `defaults` replace the defaults of Dinov2Config
+    for fields that config.json omits.
     """
     fields = transformers_fields(config, shapes, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
@@ -60,7 +60,7 @@ DINOV2_WITH_REGISTERS = replace(
 
 
 def encoder_keys_3(layer: str) -> KeyMap:
-    """Returns the key map entries of DINOv3's encoder without its final norm; `layer` is the source name of blocks."""
+    """Returns the key map entries of DINOv3's embeddings and blocks; `layer` is the name of a block in the source."""
     qkv = join_qkv("attention.")
     rules = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
     return {
@@ -81,7 +81,7 @@ DEFAULTS_3 = given_fields(
 def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a DINOv3ViTConfig.
 
-    `defaults` are values for fields missing from config.json, if they differ from those of DINOv3ViTConfig.
+    `defaults` replace the defaults of DINOv3ViTConfig for fields that config.json omits.
     """
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:
@@ -98,7 +98,7 @@ DINOV3 = Family(
     keys=KEYS_3,
     configure=configure_3,
     dropped={r"rope_embeddings\..*": "computed from the configuration"},
-    # DINOv3ViTBackbone always normalizes the last feature map, and its sequences never contain prefix tokens.
+    # DINOv3ViTBackbone always applies the final norm to feature maps and never returns prefix tokens.
     fixed={"apply_layernorm": True, "reshape_hidden_states": True, "return_class_token": False},
     outputs="hidden states, pooled, feature maps",
 )
@@ -117,7 +117,7 @@ EOMT_KEYS: KeyMap = {
     **parts("", "", "embeddings.patch_embeddings.projection"),
     **parts(BLOCK, "layers.*", "attention.projection=attention.out_proj mlp.fc1 mlp.fc2"),
 }
-# Keys for files of transformers before 5.20, which store both branches of a gated MLP in one layer
+# Key map entries for files of transformers before 5.20, which store gate and up of a gated MLP in one layer
 JOINT_GATED_MLP_KEYS = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
 OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
@@ -132,8 +132,8 @@ def head_fields(config: Config) -> dict[str, Any]:
 
 
 def configure_eomt(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for an EomtConfig, whose prefix tokens have no position embeddings."""
-    # Positions are resampled as in the backbone that the model was initialized from.
+    """Returns the fields of `HfViTConfig` for an EomtConfig."""
+    # Position embeddings are resampled as in DINOv2 with registers, the backbone of EoMT.
     constants = {"prefix_has_position": False, "position_antialias": True}
     return {**configure_2(config, shapes, **LARGE, patch_size=16, **constants), **head_fields(config)}
 
@@ -154,7 +154,7 @@ EOMT = Family(
     adapt=lambda config, ours, shapes: JOINT_GATED_MLP_KEYS if "layers.0.mlp.weights_in.weight" in shapes else {},
     configure=configure_eomt,
     dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
-    fixed={"hidden_act": "gelu"},  # hidden_act also applies to the head, which supports only GELU in hf_vit.
+    fixed={"hidden_act": "gelu"},  # In EoMT, hidden_act also applies to the head. That of hf_vit supports only GELU.
     outputs="hidden states, classes and masks of the queries",
 )
 EOMT_DINOV3 = replace(

@@ -1,4 +1,4 @@
-"""DPT of transformers with its own ViT, and Depth Anything with DINOv2, for relative and metric depth.
+"""DPT with a plain ViT and Depth Anything with DINOv2, in the layout of transformers, for relative and metric depth.
 
 Sources: https://arxiv.org/abs/2103.13413, 2401.10891 and 2406.09414.
 """
@@ -15,7 +15,7 @@ from . import dino, vit
 
 
 HEAD = "depth_head.dpt"
-# Keys that DPT and Depth Anything share
+# Key map entries that DPT and Depth Anything have in common
 NECK: KeyMap = {
     **parts(f"{HEAD}.reassemble.*", "neck.reassemble_stage.layers.*", "projection resize"),
     **parts(HEAD, "neck", "convs.* fusions.*.projection=fusion_stage.layers.*.projection"),
@@ -43,7 +43,7 @@ configure_encoder = partial(
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for a DPTConfig, which numbers the blocks used by the head from 0."""
+    """Returns the fields of `HfViTConfig` for a DPTConfig. It numbers blocks from 0, `out_indices` from 1."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),
@@ -84,7 +84,7 @@ DPT = Family(
     configure=configure,
     prefixes=("dpt.",),
     dropped=DROPPED,
-    # hidden_act also applies to the readout projection, which supports only GELU in hf_vit.
+    # In DPT, hidden_act also applies to the readout projection. That of hf_vit supports only GELU.
     fixed={
         "hidden_act": "gelu",
         "is_hybrid": False,

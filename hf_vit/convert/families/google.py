@@ -1,9 +1,9 @@
 """The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
 
-The original code uses the tanh approximation of GELU, the default of flax. The activation is set as in the common
-conversions: the approximation for SigLIP (identified by its attention pooling), as in convert_siglip_to_hf.py of
-transformers; the exact GELU for ViT, as in transformers and timm. Pass `hidden_act="gelu_pytorch_tanh"` or `"gelu"`
-at loading to change it.
+The original code uses the tanh approximation of GELU, the default of flax. Here, the activation is set as in other
+conversions of these files. SigLIP models, identified by their attention pooling, use the tanh approximation, as in
+convert_siglip_to_hf.py of transformers. ViTs use the exact GELU, as in transformers and timm. To change the
+activation, pass `hidden_act="gelu_pytorch_tanh"` or `"gelu"` at loading.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .block_layout import as_size, table_size
 
 
 def from_heads(*kernels: Tensor) -> Tensor:
-    """Joins kernels (D, n, d) of n heads to a weight (k·n·d, D), or biases (n, d) to a bias (k·n·d,)."""
+    """Joins k kernels (D, n, d) of n heads to a weight (k·n·d, D), or k biases (n, d) to a bias (k·n·d,)."""
     return torch.cat([kernel.flatten() if kernel.ndim == 2 else kernel.flatten(1).T for kernel in kernels])
 
 
@@ -28,13 +28,13 @@ def norm(ours: str, theirs: str) -> KeyMap:
 
 
 def linear(ours: str, theirs: str) -> KeyMap:
-    """Returns the key map entries of a linear layer, whose kernel is (in, out) or (heads, head size, out)."""
+    """Returns the key map entries of a linear layer. Its source kernel is (in, out) or (heads, head size, out)."""
     weight = Made((f"{theirs}/kernel",), lambda kernel: kernel.flatten(0, -2).T)
     return {f"{ours}.weight": weight, f"{ours}.bias": f"{theirs}/bias"}
 
 
 def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
-    """Returns the key map entries of a projection to all heads, which joins the projections `parts` of the source."""
+    """Returns the key map entries of a projection to all heads that joins the source projections `parts`."""
     return {
         f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
         for leaf, name in (("weight", "kernel"), ("bias", "bias"))
@@ -42,7 +42,7 @@ def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
 
 
 def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
-    """Returns the key map entries of a block, given the numbers in the source names of attention, norm 2 and MLP."""
+    """Returns the key map entries of a block. Arguments are the numbers in the source names of its modules."""
     ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
     attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
     return {
@@ -57,7 +57,7 @@ def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
 
 SHARED: KeyMap = {
     "embeddings.cls_token": "cls",
-    # From (h, w, C, D) to (D, C, h, w)
+    # Permutes the patch kernel from (h, w, C, D) to (D, C, h, w).
     "embeddings.patch_embeddings.projection.weight": Made(
         ("embedding/kernel",), lambda kernel: kernel.permute(3, 2, 0, 1)
     ),
@@ -105,7 +105,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     is_big_vision = POSITIONS not in shapes
     hidden = shape_of(shapes, f"Transformer/encoderblock_0/MlpBlock_{0 if is_big_vision else 3}/Dense_0/kernel")[1]
     rows = shapes["pos_embedding" if is_big_vision else POSITIONS][1]
-    num_positions = int("cls" in shapes and not is_big_vision)  # In big_vision, CLS has no position embedding.
+    num_positions = int("cls" in shapes and not is_big_vision)  # In big_vision, CLS tokens have no position embedding.
     image_size, _ = table_size(rows, (num_positions,), (height, breadth), wanted=given.get("image_size"))
     fields: dict[str, Any] = {
         "hidden_size": width,

@@ -1,9 +1,9 @@
 """LW-DETR of transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
 
-The source defines windows by their number per image side, hf_vit by their size in patches: 4 windows per side of 640
-pixels are 10 patches of 16 pixels wide. Both agree at the image size of the checkpoint's image processor. For larger
-images, windows of the source grow, whereas in hf_vit their number grows, which is faster and keeps the content of a
-window as in training.
+LW-DETR defines windows by their number per image side, hf_vit by their size in patches. For example, 4 windows per
+side of 640 pixels are windows of 10 patches of 16 pixels. Both definitions agree at the image size of the checkpoint's
+image processor. For larger images, the windows of LW-DETR become larger. In hf_vit, the number of windows increases,
+which is faster and keeps the window size used in training.
 """
 
 from functools import partial
@@ -45,7 +45,7 @@ KEYS: KeyMap = {
     **parts(HEAD, "decoder.ref_point_head.layers", "position_fc1=0 position_fc2=1"),
     **parts(HEAD, "", "class_head.layers.*=class_embed box_head.layers.*=bbox_embed.layers.*"),
 }
-# Options of the decoder and the losses in hf_vit, and their names in LwDetrConfig
+# Maps the options of decoder and losses in hf_vit to their names in LwDetrConfig
 DECODER = parts(
     *("", ""),
     "num_queries num_layers=decoder_layers hidden_size=d_model num_attention_heads=decoder_self_attention_heads "
@@ -55,7 +55,7 @@ DECODER = parts(
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules for names that differ between releases of transformers, and rules that depend on sizes."""
+    """Returns the rules that depend on model sizes or on the transformers release that saved the checkpoint."""
     is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
     qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
     projection = "attention.output" if is_of_files else "attention.o_proj"
@@ -72,7 +72,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
-    """Resamples a position table (1, 1 + side · side, D) to `grid`, without its first row, which has no token."""
+    """Resamples a position table (1, 1 + side · side, D) to `grid`. The first row, which is unused, is dropped."""
     side, precision = isqrt(table.shape[1] - 1), torch.promote_types(table.dtype, torch.float32)
     maps = table[:, 1:].to(precision).unflatten(1, (side, side)).permute(0, 3, 1, 2)
     if grid != (side, side):
@@ -83,7 +83,7 @@ def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a LwDetrConfig and its backbone.
 
-    The image size is that of the image processor.
+    The image size is that of the image processor or, if it has no fixed size, that of the backbone.
     """
     backbone = config.get("backbone_config") or LwDetrConfig().backbone_config.to_dict()
     check_backbone(backbone, "LW-DETR", "lw_detr_vit")
@@ -109,14 +109,14 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the window options that match the source at its image size.
+    """Returns the window options of `HfViTConfig` that are equivalent to those of the source at its image size.
 
     Args:
         backbone: Configuration of the source backbone.
         fields: Fields of `HfViTConfig`, including the image and patch size.
 
     Raises:
-        ValueError: if windows are not whole patches at this image size.
+        ValueError: if windows do not consist of whole patches at this image size.
     """
     windowed = backbone.get("window_block_indices") or ()
     side = isqrt(backbone.get("num_windows", 16))
@@ -136,7 +136,7 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
-    """Returns the options of projector, decoder and losses for a LwDetrConfig."""
+    """Returns the `detection_config` (options of projector, decoder and losses) for a LwDetrConfig."""
     defaults = LwDetrConfig().to_dict()
 
     def known(name: str) -> Any:

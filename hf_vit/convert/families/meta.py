@@ -1,7 +1,7 @@
-"""The original files of DINO, DeiT, MAE, DINOv2 and DINOv3.
+"""The original `.pth` files of DINO, DeiT, MAE, DINOv2 and DINOv3.
 
-A file of timm without config.json has the same tensor names, but its activation, epsilon, rotary positions and other
-options are unknown. With `architecture=`, it is loaded as a model of timm.
+Files of timm without config.json have the same tensor names, but their activation, epsilon, rotary positions and other
+options are unknown. If `architecture=` is given, a file is loaded as a model of timm.
 
 Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
@@ -18,13 +18,13 @@ from .block_layout import BLOCK, KEYS, shape_fields
 from .vit import without_cls
 
 
-# Number of heads by hidden size, for models whose heads do not have 64 channels
+# Maps hidden sizes to the number of heads, for models in which a head does not have 64 channels
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 DINOV3_HEADS = {4096: 32}
-OFFSET = 0.1  # https://github.com/facebookresearch/dino/issues/8
+OFFSET = 0.1  # offset for resampling position embeddings: https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
-# Tensors that no file of facebookresearch has, or that a file of timm with another architecture may have too. With
-# any of them, the name of the architecture is required.
+# Tensors that files of facebookresearch do not have, or that files of several timm architectures have. If a file
+# contains one of them, the user must give the name of the architecture.
 AMBIGUOUS_TENSORS = (
     *("norm_pre.weight", "attn_pool.latent", "reg_token", "blocks.0.attn.q_norm.weight", "blocks.0.attn.q_bias"),
     *("blocks.0.mlp.fc1_g.weight", "blocks.0.gamma_1"),
@@ -77,7 +77,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for DINO, DeiT, MAE or DINOv2.
 
     Raises:
-        ValueError: if several architectures have tensors of these names.
+        ValueError: if the tensor names do not identify the architecture.
     """
     signs = [name for name in AMBIGUOUS_TENSORS if name in shapes]
     signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
@@ -98,25 +98,25 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def has_offset(shapes: Shapes) -> bool:
-    """Returns whether the original code of the weights resamples positions with an offset.
+    """Returns whether the original code of a file resamples position embeddings with an offset.
 
-    This is the case for DINOv2 without registers, identified by its mask token (1, D), and for DINO, identified by
-    its projection head. Backbones of DINO without that head have the same tensor names as MAE and DeiT, whose code
-    supports a single image size.
+    The offset is used by DINOv2 without registers, identified by its mask token (1, D), and by DINO, identified by
+    its projection head. Backbone files of DINO without this head cannot be distinguished from MAE and DeiT, which
+    do not resample, so the function returns False for them.
     """
     is_dinov2 = len(shapes.get("mask_token", ())) == 2 and "register_tokens" not in shapes
     return is_dinov2 or any(name.startswith(("head.mlp.", "head.last_layer.")) for name in shapes)
 
 
 def has_decoder(shapes: Shapes) -> bool:
-    """Returns whether the weights include the decoder of MAE. Other decoders have other targets or layers."""
+    """Returns whether the weights include the decoder of MAE, which predicts the pixels of each patch."""
     _, *patch = shapes["patch_embed.proj.weight"]
     parts = ("decoder_embed.weight", "decoder_pos_embed", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
     return all(name in shapes for name in parts) and shapes.get("decoder_pred.weight", (0,))[0] == math.prod(patch)
 
 
 def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the options of the decoder of MAE. The file does not contain the options of its loss."""
+    """Returns the options of MAE's decoder. Options of the loss are left out, because files do not contain them."""
     own = given.get("masked_image_modeling_config") or {}
     blocks = [name.split(".")[1] for name in shapes if name.startswith("decoder_blocks.")]
     return {
@@ -134,7 +134,7 @@ def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map for the tensors of a checkpoint."""
+    """Returns the changes of the key map that the tensors of a checkpoint require."""
     keys = block_layout.adapt(ours, shapes)
     return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 

@@ -1,4 +1,4 @@
-"""CLIP of OpenAI and OpenCLIP with both towers, and SigLIP of OpenCLIP, whose image tower is a timm model.
+"""CLIP of OpenAI and OpenCLIP with image and text tower, and SigLIP of OpenCLIP with a timm model as image tower.
 
 Sources: https://arxiv.org/abs/2103.00020, 2212.07143 and 2303.15343.
 """
@@ -23,7 +23,7 @@ BLOCK = (
 
 
 def blocks(ours: str, theirs: str) -> KeyMap:
-    """Returns the key map entries of the blocks of a tower. Its names have a prefix in hf_vit and in the source."""
+    """Returns the key map entries of the blocks of a tower, given its prefixes in hf_vit and in the source."""
     return parts(f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*", BLOCK)
 
 
@@ -37,7 +37,7 @@ KEYS: KeyMap = {
 
 
 def text_keys(prefix: str) -> KeyMap:
-    """Returns the key map entries of the contrastive head and the text tower, whose source names have a `prefix`."""
+    """Returns the key map entries of the contrastive head and the text tower. Source names have a `prefix`."""
     return {
         "text_model.token_embedding": f"{prefix}token_embedding",
         "text_model.position_embedding.weight": f"{prefix}positional_embedding",
@@ -50,14 +50,14 @@ def text_keys(prefix: str) -> KeyMap:
     }
 
 
-# Names of all tensors of text towers and contrastive heads, and names that `text_keys` supports
+# TEXTS matches the tensor names of any text tower or contrastive head, KNOWN_TEXTS those that `text_keys` supports.
 TEXTS = r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding|cls_emb|text_projection.*|logit_.*"
 KNOWN_TEXTS = (
     r"(text\.)?(token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)|text_projection|"
     r"transformer\.resblocks\.\d+\.(ln_[12]\.|attn\.in_proj_|attn\.out_proj\.|mlp\.c_(fc|proj)\.)(weight|bias))|"
     r"logit_(scale|bias)"
 )
-# Defaults of CLIPVisionCfg and CLIPTextCfg, and fields of `HfViTConfig` that must have the same value
+# Defaults of CLIPVisionCfg and CLIPTextCfg. SIZES maps their fields to fields of hf_vit that must have the same value.
 DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224}
 TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "vocab_size": 49408, "context_length": 77}
 SIZES = {
@@ -67,7 +67,7 @@ SIZES = {
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
 }
-# Fields of OpenCLIP towers, as regular expressions, and the only supported value; None stands for any false value
+# Maps fields of OpenCLIP towers (regular expressions) to the only supported value. None means any false value.
 FIXED_BLOCKS = (
     "ls_init_value|norm_kwargs|act_kwargs|final_ln_after_pool|block_type|qk_norm|scaled_cosine_attn|"
     "scale_(heads|attn_inner|attn|fc)"
@@ -79,7 +79,8 @@ FIXED = {
     "pos_embed_type": "learnable",
 }
 TEXT_FIXED = {FIXED_BLOCKS: None, "hf_model_name|embed_cls|no_causal_mask|proj_bias": None, "proj_type": "linear"}
-# Fields that need no check: inferred from the weights, used in training only, or details of the fields above
+# Fields that are not checked: they are inferred from the weights, used only in training, or details of unsupported
+# options that are rejected above
 KNOWN = (
     "layers|width|head_width|patch_size|image_size|mlp_ratio|patch_dropout|output_tokens|attn_pooler_(queries|heads)|"
     "n_queries|timm_(model_pretrained|pool|proj|proj_bias|drop|drop_path)"
@@ -93,7 +94,7 @@ KNOWN_MODEL = (
     "embed_dim|vision_cfg|text_cfg|quick_gelu|custom_text|init_logit_scale|init_logit_bias|nonscalar_logit_scale|"
     "cast_dtype|output_dict"
 )
-# Number of heads by hidden size, for models whose heads do not have 64 channels
+# Maps hidden sizes to the number of heads, for models in which a head does not have 64 channels
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 
 
@@ -104,7 +105,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
         hidden_act: Activation of the MLPs.
         given: Fields that the user gave.
         shapes: Shapes of the source tensors by name.
-        native: Image size in pixels of the source configuration, if there is one.
+        native: Image size in pixels from the source configuration; None if there is no configuration.
     """
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
@@ -121,7 +122,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
 
 
 def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]:
-    """Returns the configuration fields for the blocks of a tower, whose tensor names have a `prefix`."""
+    """Returns the configuration fields for the blocks of a tower. Its tensor names have a `prefix`."""
     block = f"{prefix}transformer.resblocks."
     numbers = {name.removeprefix(block).partition(".")[0] for name in shapes if name.startswith(block)}
     return {
@@ -133,7 +134,7 @@ def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]
 
 
 def text_prefix(shapes: Shapes) -> str:
-    """Returns the prefix of the text tower's tensor names, empty in OpenAI's layout."""
+    """Returns the prefix of the text tower's tensor names: "text." or, in OpenAI's layout, the empty string."""
     return "text." if any(name.startswith("text.") for name in shapes) else ""
 
 
@@ -143,8 +144,8 @@ def text_fields(hidden_act: str, shapes: Shapes, heads: int | None = None, eos: 
     Args:
         hidden_act: Activation of the MLPs.
         shapes: Shapes of the source tensors by name.
-        heads: Number of heads; None for heads of 64 channels.
-        eos: Number of the end token, whose output represents the text; None for the largest number in the vocabulary.
+        heads: Number of attention heads; None if each head has 64 channels.
+        eos: Id of the end token, at which the text is pooled; None for the largest id in the vocabulary.
     """
     text = text_tower_fields(text_prefix(shapes), hidden_act, shapes, heads)
     text["eos_token_id"] = text["vocab_size"] - 1 if eos is None else eos
@@ -171,7 +172,7 @@ def has_texts(shapes: Shapes) -> bool:
 
 
 def unsupported_tensors_reason(shapes: Shapes) -> str:
-    """Returns the reason why the tensors of a text tower are not supported by `text_keys`, empty if they are."""
+    """Returns the reason why `text_keys` does not support the tensors of a text tower, empty if it does."""
     unknown = [name for name in shapes if re.fullmatch(TEXTS, name) and not re.fullmatch(KNOWN_TEXTS, name)]
     missing = {f"{text_prefix(shapes)}text_projection", "logit_scale"} - shapes.keys()
     strange = [*sorted(unknown)[:3], *(f"no {name}" for name in sorted(missing))]
@@ -179,7 +180,7 @@ def unsupported_tensors_reason(shapes: Shapes) -> str:
 
 
 def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
-    """Returns why the text tower of a file without configuration is not supported, empty if it is."""
+    """Returns the reason why the text tower of a file without configuration is not supported, empty if it is."""
     if has_texts(shapes) and text_prefix(shapes):
         return (
             "the attention mask and pooling of a text tower named text.* are unknown without a configuration; put "
@@ -202,7 +203,7 @@ def unsupported_open_clip_text_reason(config: Config, shapes: Shapes) -> str:
     if text.get("pool_type", "argmax") not in ("argmax", "eos"):
         foreign["pool_type"] = text["pool_type"]
     elif text.get("pool_type", "argmax") == "argmax" and text.get("hf_tokenizer_name"):
-        # Other tokenizers do not necessarily give the end token the largest number.
+        # argmax pooling requires that the end token has the largest id, which other tokenizers do not guarantee.
         foreign |= {"pool_type": "argmax", "hf_tokenizer_name": text["hf_tokenizer_name"]}
     return f"open_clip_config.json has {foreign}" if foreign else unsupported_tensors_reason(shapes)
 
@@ -212,8 +213,8 @@ def unsupported_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> d
 
     Args:
         tower: Configuration of the tower.
-        fixed: Regular expressions of field names, with the only supported value.
-        known: Regular expression of field names with any value.
+        fixed: Maps regular expressions of field names to the only supported value.
+        known: Regular expression of the names of fields that may have any value.
     """
     return {
         name: value
@@ -245,7 +246,11 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for an open_clip_config.json. Its sizes must match those of the weights."""
+    """Returns the fields of `HfViTConfig` for an open_clip_config.json.
+
+    Raises:
+        ValueError: if the image tower is not supported, or sizes in the configuration differ from the weights.
+    """
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
     check_image_tower(tower, FIXED, KNOWN)
@@ -281,7 +286,7 @@ def check_sizes(tower: Config, fields: Mapping[str, Any]) -> None:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the key map entries of the text tower, if it is converted."""
+    """Returns the key map entries of the text tower; empty if the text tower is not converted."""
     return {} if ours.text_config is None else text_keys(text_prefix(shapes))
 
 
@@ -311,7 +316,7 @@ OPEN_CLIP = replace(
     unsupported_text_reason=unsupported_open_clip_text_reason,
 )
 
-# Supported fields of SigLIP models in OpenCLIP. Sizes of the image tower follow from its timm name.
+# Supported configuration fields of SigLIP models in OpenCLIP. The sizes of the image tower follow from its timm name.
 SIGLIP_FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
 SIGLIP_DEFAULTS = {"timm_pool": "avg", "timm_proj": "linear"}
 SIGLIP_KNOWN = (
@@ -326,7 +331,7 @@ SIGLIP_TEXT_FIXED = {
     "pool_type": "last",
 }
 SIGLIP_TEXT_LEFT_OUT = {"no_causal_mask": False, "proj_bias": False, "pool_type": "argmax"}
-ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # Keys are values of `approximate` in torch.nn.GELU
+ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # by the argument `approximate` of torch.nn.GELU
 SIGLIP_TEXT_KEYS: KeyMap = {
     **{ours: rule for ours, rule in text_keys("text.").items() if not ours.endswith("projection.weight")},
     "contrastive_head.text_projection": "text.text_projection",
@@ -356,9 +361,9 @@ def unsupported_siglip_text_reason(config: Config, shapes: Shapes) -> str:
 
 
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for an open_clip_config.json whose image tower is a SigLIP model of timm.
+    """Returns the fields of `HfViTConfig` for the open_clip_config.json of a SigLIP model.
 
-    The text tower is included if it is supported.
+    The image tower is a timm model. The fields of the text tower are included if it is supported.
     """
     model = config["model_cfg"]
     vision, text = model["vision_cfg"], {**TEXT_DEFAULTS, **model.get("text_cfg", {})}
@@ -375,12 +380,12 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def architecture(config: Config) -> dict[str, Any]:
-    """Returns the image tower's timm name, as in a config.json of timm."""
+    """Returns a dictionary with the timm name of the image tower, in the format of config.json of timm."""
     return {"architecture": config["model_cfg"]["vision_cfg"]["timm_model_name"]}
 
 
 def adapt_siglip(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map for the image tower's architecture, and the keys of the text tower."""
+    """Returns the key map changes for the image tower's architecture, and the entries of a converted text tower."""
     keys = timm_vit.adapt(architecture(config), ours, shapes)
     return keys if ours.text_config is None else {**keys, **SIGLIP_TEXT_KEYS}
 

@@ -1,4 +1,4 @@
-"""Plain ViTs of timm (https://github.com/huggingface/pytorch-image-models). timm need not be installed."""
+"""Plain ViTs of timm (https://github.com/huggingface/pytorch-image-models). Does not require timm."""
 
 import re
 from functools import partial
@@ -14,8 +14,8 @@ from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
 
 
-# Parts of timm's architecture names. A name is required because config.json and tensor shapes do not fully define a
-# model.
+# Regular expressions of the parts of timm's architecture names. The name is required to convert a model, because
+# config.json and tensor shapes do not fully define it.
 SIZES = (
     "tiny|wee|xsmall|little|small|small_plus|medium|mediumd|betwixt|base|so150m|so150m2|large|so400m|huge|huge_plus|"
     "giant|giantopt|gigantic|7b"
@@ -24,7 +24,7 @@ KINDS = (
     "plus|gap|36x1|reg[14]_gap|reg4_map|plus_clip|clip|clip_quickgelu|siglip|siglip_gap|dinov2|reg4_dinov2|"
     "reg1_tipsv2|dinov3|dinov3_qkvb|lingbot|rope|rope_ape|rope_reg[14]_gap"
 )
-# Suffixes of older architecture names, which timm has since replaced by tags
+# Suffixes of older architecture names, which newer releases of timm write as tags after a dot
 TAGS = "miil|miil_in21k|in21k|sam|dino|clip_laion2b"
 # Regular expressions for the names of supported timm architectures
 CONVERTED = (
@@ -49,7 +49,8 @@ REFUSED = {
     r".*_sapiens2": "LayerScale is on one branch only, and key and value have fewer heads than the query",
     r"test_vit3": "its attention pooling attends to the registers too",
 }
-# Fields of `HfViTConfig` by architecture name; later entries override earlier ones. Other fields are as in ViT.
+# Fields of `HfViTConfig` that follow from the architecture name (regular expression). Later entries override earlier
+# ones; other fields keep the defaults.
 FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_clip_.*", {"layer_norm_eps": 1e-5}),
     (r".*_clip_quickgelu_.*", {"hidden_act": "quick_gelu"}),
@@ -62,21 +63,21 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_giant_.*_(dinov2|tipsv2|lingbot)", {"num_attention_heads": 24}),
     (r"deit3_huge_.*|vit_base_patch16_gap_224", {"num_attention_heads": 16}),
 )
-# Architectures whose rotary positions rotate pairs of adjacent channels, not halves of a head; for those of the second
-# pattern, the first half of the channels encodes columns.
+# INTERLEAVED: architectures with rotary positions that rotate pairs of adjacent channels instead of halves of a head.
+# COLUMNS_FIRST: those among them in which the first half of the channels encodes columns instead of rows.
 INTERLEAVED = r".*_rope_.*"
 COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
-# Channels per head, if not 64 and the number of heads is not in `FACTS`
+# Channels per head for architectures with a value other than 64, unless `FACTS` contains their number of heads
 HEAD_SIZES = ((r"test_vit\d?", 32), (r"vit_7b_.*", 128))
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
-# Arguments of timm models that an export writes, and the corresponding fields of `HfViTConfig`
+# Arguments of timm models that an export writes, and the fields of `HfViTConfig` that correspond to them
 ARGUMENTS = (
     "img_size=image_size patch_size in_chans=num_channels embed_dim=hidden_size depth=num_hidden_layers "
     "num_heads=num_attention_heads qkv_bias proj_bias qk_norm=use_qk_norm init_values=layerscale_value "
     "class_token=use_cls_token reg_tokens=num_register_tokens fc_norm=norm_after_pooling"
 )
-# Arguments of timm models that are read, and the corresponding fields of `HfViTConfig`
+# Maps arguments in timm's config.json (`model_args`) to the fields of `HfViTConfig` that a conversion sets from them
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",
@@ -85,7 +86,7 @@ RENAMED_ARGUMENTS = {
     "rope_temperature": "rope_theta",
     "ref_feat_shape": "rope_grid_size",
 }
-# Arguments of timm models that are ignored: they can be inferred from tensors, or are used in training only
+# Arguments of timm models that a conversion ignores: they are inferred from tensors, or used only in training
 # fmt: off
 IGNORED_ARGUMENTS = (
     "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",
@@ -110,7 +111,7 @@ def check_architecture(architecture: str) -> None:
 
 
 def fields_by_architecture(architecture: str, width: int) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` that follow from an architecture name only; `width` is the hidden size."""
+    """Returns the fields of `HfViTConfig` that follow from an architecture name, given the hidden size `width`."""
     head_size = next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
     fields: dict[str, Any] = {"num_attention_heads": width // head_size}
     for pattern, more in FACTS:
@@ -151,7 +152,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         has_table = fields["position_embedding_type"] == "learned"
         fields["position_embedding_type"] = "learned+rotary" if has_table else "rotary"
     pool = given.get("global_pool") or config.get("global_pool")
-    if not pool:  # The default of timm's class
+    if not pool:  # default pooling of timm's model class
         is_token = "cls_token" in shapes and "_dinov3" not in architecture and "fc_norm.weight" not in shapes
         pool = "map" if "attn_pool.latent" in shapes else "token" if is_token else "avg"
     if pool not in POOLINGS:
@@ -160,7 +161,11 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
-    """Returns the fields that follow from `model_args` only; raises `ValueError` if an argument is not supported."""
+    """Returns the fields of `HfViTConfig` that follow from the `model_args` of timm's config.json.
+
+    Raises:
+        ValueError: if an argument is not supported.
+    """
     fields = {ours: arguments[name] for name, ours in RENAMED_ARGUMENTS.items() if arguments.get(name) is not None}
     unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(IGNORED_ARGUMENTS) - {"act_layer", "norm_layer"}
     activation, norm = arguments.get("act_layer"), arguments.get("norm_layer")
@@ -176,13 +181,13 @@ def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
         )
     if activation is not None:
         fields["hidden_act"] = ACTIVATIONS[activation]
-    if norm is not None:  # An explicit norm class has its own default epsilon, not that of the architecture.
+    if norm is not None:  # An explicit norm class uses its default epsilon instead of that of the architecture.
         fields["layer_norm_eps"] = 1e-6
     return fields
 
 
 def label_fields(config: Config) -> dict[str, Any]:
-    """Returns the class names, replaced by their descriptions if config.json has them."""
+    """Returns the label fields of `HfViTConfig`. Descriptions in config.json take precedence over class names."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     if not names:
         return {}
@@ -193,7 +198,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map for the tensors and the architecture of a checkpoint."""
+    """Returns the changes of the key map that the tensors and the architecture of a checkpoint require."""
     keys = dict(block_layout.adapt(ours, shapes))
     architecture = get_name(config)
     if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
@@ -206,10 +211,10 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def half_order(head_size: int, columns_first: bool) -> Tensor:
-    """Returns the index in timm's heads of each channel of a head of hf_vit, (d,) int64.
+    """Returns, for each channel of a head in hf_vit, the index of this channel in timm, (d,) int64.
 
     Rotary positions of hf_vit rotate channels j and j + d/2 together, the first d/4 pairs by row and the others by
-    column. Those of timm rotate channels 2j and 2j + 1 together.
+    column. Rotary positions of timm rotate channels 2j and 2j + 1 together.
     """
     pairs = torch.arange(0, head_size, 2)  # (d/2,)
     if columns_first:
@@ -218,7 +223,7 @@ def half_order(head_size: int, columns_first: bool) -> Tensor:
 
 
 def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
-    """Reorders the channels of each head in the query and key rows (first 2·D or fewer); keeps the value rows."""
+    """Reorders the channels of each head in the query and key rows (the first 2·D). Value rows stay unchanged."""
     turned = tensor[: 2 * width].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
     return torch.cat((turned, tensor[2 * width :]))
 

@@ -1,7 +1,7 @@
 """State dicts of ViTs that are built on `torch.nn.TransformerEncoder`, as in most tutorials and notebooks.
 
-Their names differ from file to file, so tensors are identified by the layout of `nn.TransformerEncoderLayer`, by their
-shapes and by the usual names, and get common names before they are converted.
+Tensor names differ from file to file. Each tensor is identified by the names in `nn.TransformerEncoderLayer`, by its
+shape or by frequent names, and renamed to a common name before it is converted.
 """
 
 import re
@@ -25,12 +25,12 @@ REQUIRED = {
     "hidden_act": "its activation, 'relu' by default",
     "norm_first": "whether each layer starts with its norm, False by default",
 }
-# Fields that the weights determine
+# Fields of `HfViTConfig` that are inferred from the weights; other values given by the user raise an error
 INFERRED = ("hidden_size", "intermediate_size", "patch_size", "num_labels")
 
 
 def common_names(shapes: Shapes) -> dict[str, str]:
-    """Returns the common name of each tensor of a ViT on `nn.TransformerEncoder`, empty for other files.
+    """Maps the tensor names of a ViT on `nn.TransformerEncoder` to common names; empty for other files.
 
     Raises:
         ValueError: If the role of a tensor is unknown.
@@ -74,7 +74,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
     Raises:
         ValueError: If a required field is missing, a given field contradicts the weights, or the model is not
-            supported: post-norm layers, or no norm after the last layer.
+            supported because it has post-norm layers or no norm after the last layer.
     """
     if missing := [name for name in REQUIRED if given.get(name) is None]:
         wanted = "; ".join(f"{name} ({REQUIRED[name]})" for name in missing)

@@ -30,13 +30,13 @@ PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for a ViTConfig, including the objective if there is a pixel decoder."""
+    """Returns the fields of `HfViTConfig` for a ViTConfig. A pixel decoder sets the training objective "simmim"."""
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the pixel decoder if its output is the pixels of one patch; others are not supported."""
+    """Returns the rule for the pixel decoder. The rule is left out unless the decoder predicts one patch per token."""
     sides = to_pair(ours.patch_size)
     if shapes.get(PIXELS, (0,))[0] != ours.num_channels * sides[0] * sides[1]:
         return {}
@@ -67,7 +67,7 @@ VIT_MSN = Family(
     prefixes=("vit.",),
     outputs="hidden states, logits",
 )
-# The classifier uses the mean of the patch tokens. The pooler, which uses the first patch token, is not converted.
+# I-JEPA's classifier uses the mean of the patch tokens. Its pooler uses the first patch token and is not converted.
 IJEPA = Family(
     name="I-JEPA",
     model_types=("ijepa",),
@@ -78,7 +78,7 @@ IJEPA = Family(
 )
 
 DISTILLATION_TOKEN = "embeddings.distillation_token"
-# Without a distillation head, the distillation token becomes a register; its position embedding is added to it.
+# In models without a distillation head, the sum of distillation token and its position embedding becomes a register.
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     model_types=("deit",),
@@ -103,12 +103,12 @@ DEIT = replace(
 )
 
 MAE_HEAD = "masked_image_modeling_head.mae"
-# Names of the decoder blocks: as published, and as saved by releases of transformers that rename `layers`
+# Names of the decoder blocks in published files, and in files saved by newer releases of transformers
 MAE_BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
 
 
 def without_cls(positions: Tensor) -> Tensor:
-    """Returns the rows of the patches of the decoder's position table (1, 1 + N, E); the CLS row must be zero."""
+    """Returns the position table (1, 1 + N, E) of MAE's decoder without its CLS row, which must be zero."""
     if positions[:, 0].any():
         raise ValueError(
             "The position embedding of the CLS token in the decoder of MAE is not zero. The file is damaged."
@@ -126,14 +126,14 @@ def configure_mae(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for a ViTMAEConfig."""
     options = given_fields(config, HfViTMaskedImageModelingConfig.options_of("mae"), norm_pix_loss=False)
     ratio = config.get("mask_ratio", 0.75)
-    if 0 < ratio < 1:  # A ratio of 0 is set for feature extraction; it is not a training option.
+    if 0 < ratio < 1:  # A mask ratio of 0 disables masking for feature extraction and is not a training option.
         options["mask_ratio"] = ratio
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": options}
 
 
-# The position table is loaded as a learned one: "sincos2d" reproduces it only up to rounding, and not at all if the
-# table was resampled or trained.
+# Position embeddings of MAE are loaded as learned ones. The type "sincos2d" computes the same values only up to
+# rounding, and different values if the embeddings were resampled or trained.
 VIT_MAE = Family(
     name="MAE",
     model_types=("vit_mae",),
@@ -149,17 +149,17 @@ VIT_MAE = Family(
 )
 
 YOLOS_HEAD, YOLOS_TOKENS = "detection_head", "embeddings.detection_tokens"
-# Names of the position embeddings between blocks in different releases of transformers
+# Names of YOLOS's position embeddings between blocks in different releases of transformers
 MID_POSITIONS = ("encoder.mid_position_embeddings", "encoder.interpolation.mid_position_embeddings")
 
 
 def add_last_positions(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns queries (Q, D) with their position embeddings added, the last rows of the position table."""
+    """Returns queries (Q, D) plus their position embeddings, the last Q rows of the position table."""
     return (tokens + positions[:, -tokens.shape[1] :])[0]
 
 
 def adapt_yolos(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules for position tables, which have rows for patches and queries."""
+    """Returns the rules that split position tables into rows for prefix and patch tokens and rows for queries."""
     num_queries = shapes[YOLOS_TOKENS][1]
     keys: dict[str, Any] = {
         f"{YOLOS_HEAD}.queries.weight": Made((YOLOS_TOKENS, TABLE), add_last_positions),

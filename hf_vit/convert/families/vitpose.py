@@ -10,7 +10,7 @@ from . import vit
 
 BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
 KEYS: KeyMap = {
-    # The position table (1, 1 + N, D) has a CLS row without a CLS token. ViTPose adds it to those of all patches.
+    # ViTPose has no CLS token, but its position table (1, 1 + N, D) has a CLS row, which is added to all patch rows.
     "embeddings.position_embeddings": Made(
         ("embeddings.position_embeddings",), lambda table: table[:, 1:] + table[:, :1]
     ),
@@ -58,9 +58,9 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Returns the options of the head, and the left-right pairs that follow from the keypoint names."""
+    """Returns the options of the head, with pairs of left and right keypoints inferred from the keypoint names."""
     numbers = {name: int(number) for number, name in (config.get("id2label") or {}).items()}
-    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # L_Eye: R_Eye
+    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # for example "L_Eye": "R_Eye"
     return {
         "head": "simple" if config.get("use_simple_decoder", True) else "classic",
         "scale_factor": config.get("scale_factor", 4),

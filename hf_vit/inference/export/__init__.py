@@ -1,4 +1,4 @@
-"""Export of models to ONNX, OpenVINO, torch.export and ExecuTorch, with comparison of outputs."""
+"""Export of models to ONNX, OpenVINO, torch.export and ExecuTorch, with a comparison of the outputs."""
 
 from .folder import export_model
 from .formats import FORMATS

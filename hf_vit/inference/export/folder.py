@@ -1,4 +1,4 @@
-"""Export of a model to a folder with the program and all files needed to run it, after comparison of outputs."""
+"""Export of a model to a folder with the program and all files that are required to run it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ MEANINGS = {
     "input_ids": "texts (texts, tokens) from the tokenizer",
     "attention_mask": "mask (texts, tokens), 0 for padding, 1 for other tokens",
 }
-# Image processor options that `run.py` does not support
+# Image processor options that the exported script `run.py` does not support
 UNSUPPORTED_OPTIONS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 
 
@@ -79,7 +79,7 @@ def export_model(
         file = folder / chosen.file
         try:
             write_program(opened, chosen, file)
-        except Exception as error:  # Each format has its own error types.
+        except Exception as error:  # Exporters raise errors of different types.
             others = " or ".join(name for name in FORMATS if name != format)
             fault = first_line(error).rstrip(".")
             raise ValueError(
@@ -151,11 +151,11 @@ def write_card(
     Args:
         folder: Folder of the program.
         model: The exported model.
-        source: Folder or name that the model was loaded from.
+        source: Folder of the saved model, or its name on the Hub.
         chosen: The format.
         rows: Differences between program and model.
-        missing: Reason why there is no `run.py`; None if there is one.
-        window_scale: Option of the image processor for sliding windows, which the program does not support.
+        missing: Reason why `run.py` was not written; None if it was.
+        window_scale: Image processor option for sliding windows, which programs do not support; None if not set.
     """
     name = Path(source).name
     inputs = example_inputs(model, 1, min_grid(model))

@@ -1,4 +1,4 @@
-"""Export formats: functions that write a program, and functions that run it in its runtime."""
+"""Export formats, each with a function that writes a program and a function that opens it in its runtime."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from ...model.pretrained import HfViTPreTrainedModel
 from .programs import TRACED_BATCH, Bounds, HfViTProgram, Run, example_inputs, open_sizes, output_names, traced_grid
 
 
-# First release of transformers with the exporter API used in this file, which is experimental, and the torch it needs
+# First release of transformers with the (experimental) exporter API that this file uses, and first compatible torch
 EXPORTERS_SINCE, EXPORTERS_TORCH = Version("5.23.0"), Version("2.11")
 # Names of the dynamic dimensions of inputs in ONNX files
 SIZES = {
@@ -25,8 +25,9 @@ SIZES = {
     "bool_masked_pos": ("batch", None),
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
-MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time.
-MAX_GRID_RATIO = 2  # Largest patch grid for these formats, as a multiple of the native grid per side.
+# Limits for formats that allocate memory ahead of time: batch size, and multiple of the native grid per side
+MOST_IMAGES = 8
+MAX_GRID_RATIO = 2
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Format:
         name: Name of the format, as in `transformers.exporters`.
         file: File name of the program.
         packages: Packages required to write and run the program.
-        write: Writes a traced program to a file, given its output names; None to use the exporter of transformers.
-        open: Returns a function that runs the program in a file, given its output names.
-        extra: Extra of this package that installs `packages`.
-        is_bounded: Whether memory is allocated ahead of time, for a largest batch and image.
+        write: Function that writes a traced program with the given output names to a file. If None, the exporter of
+            transformers is used.
+        open: Function that opens the program in a file and returns a function that runs it.
+        extra: Extra of hf_vit that installs `packages`.
+        is_bounded: Whether memory is allocated ahead of time, which limits the batch and image size.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Format:
     is_bounded: bool = False
 
     def bounds(self, model: HfViTPreTrainedModel) -> Bounds:
-        """Returns the largest batch and patch grid of a program in this format."""
+        """Returns the largest batch size and patch grid of a program in this format."""
         if not self.is_bounded:
             return Bounds()
         rows, columns = (MAX_GRID_RATIO * max(side, 8) for side in model.config.grid_size)
@@ -68,7 +70,7 @@ def write_onnx(program: torch.export.ExportedProgram, file: Path, outputs: tuple
 
 
 def name_sizes(graph: Any) -> None:
-    """Gives readable names to the dynamic dimensions of an ONNX graph, which torch names s99, 16*s30, and so on."""
+    """Gives readable names to the dynamic dimensions of an ONNX graph. torch names them s99, 16*s30, and so on."""
     whole: dict[str, str] = {}
     parts: dict[str, str] = {}
     for value in graph.inputs:
@@ -84,7 +86,7 @@ def name_sizes(graph: Any) -> None:
 
 
 def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
-    """Writes a file of torch.export."""
+    """Writes a `.pt2` file with torch.export."""
     torch.export.save(program, file)
 
 
@@ -103,7 +105,7 @@ def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
 
 
 def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
-    """Opens OpenVINO files on the CPU, in float32: by default, OpenVINO uses bfloat16 if the CPU supports it."""
+    """Opens an OpenVINO program in float32 on the CPU. Without this setting, OpenVINO may use bfloat16."""
     import openvino
 
     compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -116,7 +118,7 @@ def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
 
 
 def open_torch(file: Path, outputs: tuple[str, ...]) -> Run:
-    """Opens a file of torch.export."""
+    """Opens a `.pt2` file with torch.export."""
     module = torch.export.load(file).module()
     return lambda inputs: module(**inputs)
 
@@ -148,7 +150,7 @@ def check_format(name: str) -> Format:
     """Returns a format by name.
 
     Raises:
-        ValueError: if there is no such format.
+        ValueError: if the format is unknown.
         ImportError: if a required package is missing or too old.
     """
     if name not in FORMATS:
@@ -174,7 +176,7 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
     Args:
         model: Model in evaluation mode, in float32 on the CPU.
         chosen: The format.
-        file: File to write; some formats write the weights to another file next to it.
+        file: File to write. Some formats write the weights to a second file in the same folder.
 
     Raises:
         RuntimeError: if the format does not support the model.

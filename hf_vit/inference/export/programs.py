@@ -1,4 +1,4 @@
-"""Tracing of a model: inputs, outputs, dynamic sizes, and comparison of the exported program with the model.
+"""Helpers for export: inputs, outputs and dynamic sizes for tracing a model, and comparison of a program with a model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, T texts, S tokens of a text,
 Q queries.
@@ -25,15 +25,16 @@ from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageCl
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
-# Model outputs that programs do not return: they need labels, repeat an input, or are tokens next to a prediction
+# Model outputs that exported programs do not return: the loss requires labels, `bool_masked_pos` is an input, and
+# `last_hidden_state` is returned only if it is the main output
 LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
 TOLERANCE = 1e-4  # Largest accepted difference in float32, relative to the largest value of an output
 TRACED_BATCH = 2
-MAX_TEXT_TOKENS = 512  # Maximum text length if the text tower has no limit
+MAX_TEXT_TOKENS = 512  # maximum text length in tokens for text towers without a limit
 
 
 class Bounds(NamedTuple):
-    """The largest batch and patch grid of a program; None means no limit."""
+    """The largest batch size and patch grid that a program accepts; None means no limit."""
 
     batch: int | None = None
     grid: Grid | None = None
@@ -56,7 +57,7 @@ class HfViTProgram(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Returns the outputs by name. The inputs are described in `example_inputs`."""
+        """Returns the outputs by name; see `example_inputs` for the shapes of the inputs."""
         given = {"bool_masked_pos": bool_masked_pos, "input_ids": input_ids, "attention_mask": attention_mask}
         given = {name: value for name, value in given.items() if value is not None}
         outputs = self.model(pixel_values=pixel_values, return_dict=True, **given, **self.options)
@@ -65,7 +66,7 @@ class HfViTProgram(nn.Module):
 
 @torch.no_grad()
 def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
-    """Returns the output names of the program for a model in evaluation mode."""
+    """Returns the names of the outputs that the exported program of a model returns."""
     outputs = model(**example_inputs(model, 1, min_grid(model)), return_dict=True)
     left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
     return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
@@ -137,7 +138,7 @@ def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[in
     height, width = (patch * side for patch, side in zip(to_pair(model.config.patch_size), sides, strict=True))
     sizes: dict[str, dict[int, Any]] = {"pixel_values": {0: batch, 2: height, 3: width}}
     if isinstance(model, HfViTForMaskedImageModeling):
-        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # Rows times columns; a Dim cannot express a product.
+        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # Dim cannot express the product of rows and columns.
     if isinstance(model, HfViTForZeroShotImageClassification):
         longest = text_limits(model)[1]
         texts = {0: Dim("texts", min=1, max=bounds.batch), 1: Dim("tokens", min=1, max=longest)}
@@ -148,10 +149,10 @@ def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[in
 def min_grid(model: HfViTPreTrainedModel) -> Grid:
     """Returns the minimum patch grid (h, w) for a program.
 
-    `torch.export` specializes programs for sizes of 1, so the coarsest feature map needs at least two rows and
-    columns, and so does the grid of windows.
+    The coarsest feature map and the grid of windows need at least two rows and columns, because `torch.export` treats
+    dimensions of size 1 as constants.
     """
-    options = vars(model.options) if "options" in vars(model) else {}  # Options of the head
+    options = vars(model.options) if "options" in vars(model) else {}  # options of the model's head
     factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
     least = math.ceil(2 / min([1.0, *factors]))
     rows, columns = (max(least, side + 1) for side in to_pair(model.config.window_size or 1))
@@ -159,14 +160,14 @@ def min_grid(model: HfViTPreTrainedModel) -> Grid:
 
 
 def traced_grid(model: HfViTPreTrainedModel) -> Grid:
-    """Returns the patch grid (h, w) for tracing, which is small, not square, and not the native one."""
+    """Returns a small, non-square patch grid (h, w) for tracing. It differs from the native grid of the model."""
     rows, columns = min_grid(model)
     is_native = (rows + 1, columns + 3) == model.config.grid_size
     return rows + 1, columns + 3 + is_native
 
 
 def comparison_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
-    """Returns three pairs of batch size and patch grid (native, tall, wide) for comparison, other than the traced."""
+    """Returns three pairs of batch size and patch grid (native, tall, wide), none of which was used for tracing."""
     least, traced = min_grid(model), traced_grid(model)
     rows, columns = (max(own, side) for own, side in zip(model.config.grid_size, least, strict=True))
     wanted = [(rows, columns), (rows + 3, columns), (max(least[0], rows - 1), columns + 5)]
@@ -177,13 +178,13 @@ def comparison_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[
 
 
 class Difference(NamedTuple):
-    """Difference between an output of a program and that of the model."""
+    """Difference between an output of a program and the corresponding output of the model."""
 
     batch: int
-    height: int  # Pixels
+    height: int  # height and width of the images in pixels
     width: int
     output: str
-    largest: float  # Largest difference, relative to the largest value of the output
+    largest: float  # largest absolute difference, divided by the largest absolute value of the output
 
     @property
     def is_equal(self) -> bool:
@@ -200,14 +201,14 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
 
     Args:
         model: Model in evaluation mode, in float32 on the CPU.
-        run: Runs the program.
-        bounds: Largest batch and patch grid of the program.
+        run: Function that runs the program.
+        bounds: Largest batch size and patch grid of the program.
 
     Yields:
         The difference of each output at each size.
 
     Raises:
-        ValueError: if the program fails at one of the sizes, or its outputs have other shapes than the model's.
+        ValueError: if the program fails at one of the sizes, or its output shapes differ from those of the model.
     """
     program = HfViTProgram(model).eval()
     for seed, (batch, grid) in enumerate(comparison_sizes(model, bounds), start=1):
@@ -216,7 +217,7 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
         expected: dict[str, Tensor] = program(**inputs)
         try:
             found = run(inputs)
-        except Exception as error:  # Each runtime has its own error types.
+        except Exception as error:  # Runtimes raise errors of different types.
             raise ValueError(f"The program fails for {batch} images of {height}x{width} pixels: {error}") from error
         shapes = {name: tuple(value.shape) for name, value in expected.items()}
         if {name: tuple(value.shape) for name, value in found.items()} != shapes:
@@ -232,7 +233,10 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
 
 
 def in_order(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Reorders queries (B, Q, .) to match the most similar expected ones: the order of equal scores is arbitrary."""
+    """Reorders queries (B, Q, .) in the order of the most similar expected queries.
+
+    The program may return queries with equal scores in another order than the model.
+    """
     queries, wanted = (torch.cat([part[name] for name in expected], dim=-1) for part in (found, expected))  # (B, Q, .)
     orders = [match(torch.cdist(own, other))[1] for own, other in zip(wanted, queries, strict=True)]
     index = torch.stack(orders)[..., None]  # (B, Q, 1)

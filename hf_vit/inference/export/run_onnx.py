@@ -21,7 +21,7 @@ MOST = 5  # Maximum number of printed classes, objects or segments
 
 
 def read_pixels(file: str) -> np.ndarray:
-    """Returns an image file as model input (1, C, H, W) float32, processed with the options of the image processor."""
+    """Reads an image file, applies the image processor options, and returns the model input (1, C, H, W) float32."""
     opened = Image.open(file)
     if opened.mode in ("I", "F") or opened.mode.startswith("I;16"):
         sys.exit(f"{file} has mode {opened.mode!r}, whose values do not fit into 8 bits. Convert it to 8 bits.")
@@ -51,7 +51,7 @@ def read_pixels(file: str) -> np.ndarray:
 
 
 def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes a whole image (H, W) or (H, W, C) to the center of a crop (height, width) with a black border."""
+    """Resizes an image (H, W) or (H, W, C) to fit into the center of a black image (height, width)."""
     rows, columns = pixels.shape[:2]
     down = max(rows, columns * height / width) * OPTIONS["box_padding"] / 2
     across = down * width / height
@@ -61,7 +61,10 @@ def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def sampling(side: int, half: float, count: int) -> np.ndarray:
-    """Returns bilinear weights (count, side) for `count` equidistant points within `half` of the center of a side."""
+    """Returns bilinear interpolation weights (count, side) for `count` equidistant points along an image side.
+
+    The points are at most `half` pixels from the center of the side.
+    """
     places = np.linspace(side / 2 - half, side / 2 + half, count)
     is_inside = (places >= -1e-3) & (places <= side - 1 + 1e-3)
     distances = np.abs(np.clip(places, 0, side - 1)[:, None] - np.arange(side))
@@ -69,7 +72,7 @@ def sampling(side: int, half: float, count: int) -> np.ndarray:
 
 
 def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
-    """Returns a summary of the outputs for one image: the best predictions, or the shape and range of each output."""
+    """Returns the best predictions for one image or, for other models, the shape and range of each output."""
     if CONFIG["architectures"][0].endswith("ImageClassification") and CONFIG.get("problem_type") != "regression":
         logits = outputs["logits"][0].astype(np.float64)
         several = CONFIG.get("problem_type") == "multi_label_classification"
