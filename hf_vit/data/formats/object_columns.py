@@ -88,7 +88,7 @@ class ObjectColumns:
         return keypoints
 
     def table(self, boxes: np.ndarray, **columns: Any) -> ObjectTable:
-        """Return the objects as table with the given boxes (N, 4) and other columns."""
+        """Return the objects as a table with the given boxes (N, 4) and other columns."""
         areas = np.array([area or 0 for area in self.values["area"]], float) if "area" in self.values else None
         return table_of(
             self.split, self.images, self.sizes, self.image_numbers, boxes, self.names, areas=areas, **columns
@@ -237,7 +237,7 @@ def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
     """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
-    # Values up to 1 are fractions: as pixels, they would be implausibly small boxes.
+    # Boxes with values up to 1 are fractions of the image size: in pixels, they would be implausibly small.
     is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0
