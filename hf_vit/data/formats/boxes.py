@@ -63,8 +63,8 @@ class YoloFiles:
 def find_yolo(path: Path) -> YoloFiles | None:
     """Find the files of a YOLO dataset; return `None` if the path is not a YOLO dataset.
 
-    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`. These may contain
-    a subfolder for each split, or each split may have a folder that contains them.
+    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`. These two may
+    contain a subfolder for each split, or each split may have a folder that contains them.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
@@ -189,7 +189,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
 
 
 def _text_of(image: Path) -> Path:
-    """Return the text file of an image: `labels/` replaces the last `images/` in its path, or it is next to the image."""
+    """Return the text file of an image: next to it, or with `labels/` instead of the last `images/` in the path."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() == IMAGES:

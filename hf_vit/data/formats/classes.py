@@ -220,7 +220,7 @@ class ClassNumbers:
         return number
 
     def relabeled(self, split: Dataset) -> Dataset:
-        """Convert the column `label` of a split to class numbers. Error messages name an image by the column `file`."""
+        """Convert the column `label` of a split to class numbers. Error messages name images by the column `file`."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
         return with_class_column(split, "label", numbers, self.names)
 

@@ -44,7 +44,7 @@ Entry = dict[str, Any]
 KINDS = ("panoptic", "instances")  # Kinds of annotation files with masks.
 # Lists that each annotation file must contain, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# Usual file names that do not say which kind of annotations a file contains.
+# Usual names of annotation files that do not include the kind of annotations, such as "keypoints".
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 

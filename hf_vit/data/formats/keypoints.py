@@ -150,7 +150,7 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 
 
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read tables with one row per object: the path of its image, see `read_rows`, its keypoints, and its box.
+    """Read tables with one row per object, which has an image path (see `read_rows`), keypoints, and a box.
 
     Keypoints are in the columns `nose_x`, `nose_y` and optionally `nose_v` (visibility), ..., or `x1`, `y1`, ... A
     keypoint is unlabeled if its cells are empty or its visibility is 0. Boxes are in `x_min`, `y_min`, `x_max`,

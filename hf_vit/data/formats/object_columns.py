@@ -183,7 +183,7 @@ def load_detection_columns(
 
     An object has a box, a class and optionally `area` and `iscrowd`, see `read_objects` and `FIELDS`. Boxes have the
     format `bbox_format`, see `corners`; by default "coco" if no other format fits. If classes are numbers, their names
-    come from `class_names` or a file of the source.
+    come from `class_names` or from a file of class names in the data source.
     """
     objects = [read_objects(dataset, split, ("box", "label"), options) for split, dataset in splits.items()]
     boxes = [found.boxes() for found in objects]
