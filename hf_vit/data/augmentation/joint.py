@@ -41,7 +41,7 @@ MIN_IMAGE_SIDE = 4  # RandomIoUCrop of torchvision can give empty crops of image
 
 @dataclass(frozen=True)
 class _Augmentation:
-    """Base class of augmentations; unlike closures, its instances can be pickled for worker processes."""
+    """Base class of augmentations. Unlike closures, its instances can be pickled for worker processes."""
 
     size: tuple[int, int]
     _: KW_ONLY

@@ -92,7 +92,7 @@ def raise_faults(
     limit: int = MAX_NAMED,
     error: type[Exception] = ValueError,
 ) -> None:
-    """If there are faults, raise an error with their number, `finding`, the first `limit` faults and `advice`."""
+    """If there are faults, raise an error that lists their number, `finding`, the first `limit`, and `advice`."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
@@ -158,7 +158,7 @@ def by_unique_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that are named like splits, by split; see `by_unique_split`."""
+    """Return the subfolders whose name is a split or an alias of a split, by split."""
     return by_unique_split((sub.name, sub) for sub in subfolders(folder) if split_from_alias(sub.name))
 
 
@@ -221,7 +221,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List the visible files at any depth, sorted; each linked folder outside of `folder` is followed once."""
+    """List the visible files at any depth, sorted. Each link to a folder outside of `folder` is followed once."""
     root, seen, found = folder.resolve(), set[Path](), list[Path]()
     for name, folders, files in os.walk(folder, followlinks=True):
         place, real = Path(name), Path(name).resolve()

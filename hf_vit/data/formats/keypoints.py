@@ -142,7 +142,7 @@ KeypointColumns = dict[str, dict[str, str]]  # maps a keypoint to its columns of
 
 
 def find_landmarks(path: Path) -> dict[str, Path]:
-    """Find tables by split as in `find_tables`; otherwise, use the only table in a folder as "train"."""
+    """Find tables by split as in `find_tables`. If there are none, use the only table in a folder as "train"."""
     if tables := find_tables(path):
         return tables
     loose = list_tables(path) if path.is_dir() else []

@@ -94,7 +94,7 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
 
 
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
-    """Detect the problem type; text in a single column is one class name, unless a separator is given."""
+    """Detect the problem type. Text in a single column is a single class name, unless a separator is given."""
     if cells.shape[1] > 1:
         return MULTI if are_binary(numbers).all(axis=None) else REGRESSION
     types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)

@@ -227,7 +227,7 @@ def _labels(
 
 
 def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
-    """Return the given image sizes (I, 2) or, if any is missing, the sizes of the upright images."""
+    """Return the given image sizes (I, 2). If any is missing, read the sizes of the upright images instead."""
     if objects.sizes.all():
         return objects.sizes
     headers = image_headers(objects.images, is_needed=True)

@@ -1,4 +1,4 @@
-"""Table of the objects of all splits, into which every format is converted: boxes, classes and keypoints.
+"""Table of the boxes, classes and keypoints of all splits. Data in any format are converted to this table.
 
 Shapes: I images, N objects, K keypoints.
 """
@@ -294,7 +294,7 @@ def _check_plausible(table: ObjectTable, num_wrong: int) -> None:
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return a mask (N,) of the boxes (N, 4) that exceed their image by over a pixel or have no area inside it."""
+    """Return a mask (N,) of the boxes (N, 4) that exceed their image by over a pixel or have zero area inside it."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 

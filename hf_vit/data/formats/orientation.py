@@ -32,7 +32,7 @@ def choose_orientations(
         split: Name of the split in warnings.
 
     Returns:
-        The EXIF orientation to apply to each annotation (I,), 1 for none, and the size that it refers to (I, 2).
+        The EXIF orientation to apply to each annotation (I,), 1 for none, and the image size that it refers to (I, 2).
     """
     if choice not in get_args(AnnotationOrientation):
         raise ValueError(f"annotation_orientation={choice!r} is unknown. Use 'auto', 'stored' or 'displayed'.")

@@ -67,7 +67,7 @@ def load_object_detection(
         box_errors: Treatment of boxes that exceed their image or have no area: "raise" lists them in an error, "clip"
             clips them to the image and removes those completely outside, "drop" removes all of them.
         bbox_format: Format of boxes in columns: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
-            pixels) or "yolo" (center x, y, width, height as fractions of the image); by default "coco" if it fits best.
+            pixels) or "yolo" (center x, y, width, height as fractions of the image); default: "coco" if it fits best.
         class_names: Names of all classes in order, for class numbers or to set the order of class names in the data.
         annotation_orientation: Whether boxes refer to the "stored" or to the "displayed" image, if it has an EXIF
             orientation; by default ("auto") detected by the image size.

@@ -110,7 +110,7 @@ def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Pat
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
-    """Convert the column `class_number` of all splits to the same `ClassLabel` type; drop it unless all have it."""
+    """Convert the column `class_number` to one `ClassLabel` type; drop it if it is missing in any split."""
     if not all(CLASS in split.column_names for split in splits.values()):
         others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
         return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
