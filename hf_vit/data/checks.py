@@ -41,7 +41,7 @@ def check_output_outside_data(sources: Iterable[str], output_dir: str) -> None:
 
 
 def has_transparency(encoded: Mapping[str, Any]) -> bool:
-    """Return whether an image has transparent pixels; `False` if it cannot be read, see `unreadable_images`.
+    """Return whether an image has transparent pixels. For an image that cannot be read, return `False`.
 
     Args:
         encoded: A cell of type `datasets.Image(decode=False)`. It is decoded only if its header declares transparency.
@@ -59,11 +59,11 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
 
     Args:
         dataset: Examples with the columns `image` (`datasets.Image`) and `file` (name of the image).
-        num_threads: Number of images to decode in parallel; by default that of `ThreadPoolExecutor`.
+        num_threads: Number of images to decode in parallel; by default chosen by `ThreadPoolExecutor`.
         show_progress: Whether to show a progress bar.
 
     Returns:
-        An error message with the file name for the index of each unreadable image.
+        A dictionary from the index of each unreadable image to an error message with the file name.
     """
     return check_dense(TargetDataset(dataset, image_only), num_threads, show_progress)
 
@@ -121,11 +121,11 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
 
     Args:
         dataset: Training examples. In distributed training, each process may check a shard.
-        num_threads: Number of examples to read in parallel; by default that of `ThreadPoolExecutor`.
+        num_threads: Number of examples to read in parallel; by default chosen by `ThreadPoolExecutor`.
         show_progress: Whether to show a progress bar.
 
     Returns:
-        An error message with the file name for the index of each invalid example.
+        A dictionary from the index of each invalid example to an error message with the file name.
     """
     without_depth: list[str] = []
 

@@ -68,8 +68,8 @@ class Collator:
     Args:
         image_processor: Image processor that resizes and normalizes images. It must give all images of a batch the
             same size.
-        keeps_targets: Whether to add the lists `targets`, unchanged from the examples, and `files` to the batch, for
-            evaluation.
+        keeps_targets: Whether to add the lists `targets` (the unchanged targets of the examples) and `files` to the
+            batch, for evaluation.
     """
 
     image_processor: BaseImageProcessor
@@ -120,7 +120,7 @@ class DensePredictionCollator(Collator):
         if not examples[0].keys() & {*DENSE}:
             _check_has(examples[0], *DENSE)
         name = next(name for name in DENSE if name in examples[0])
-        # The class numbers of the examples already start at 0.
+        # No label reduction, because the class numbers of the examples already start at 0.
         options = {"do_reduce_labels": False} if name == "segmentation_map" else {}
         if isinstance(examples[0]["image"], Tensor):
             options |= NO_RESIZE
@@ -133,9 +133,9 @@ class ObjectDetectionCollator(Collator):
     """Collator of images and object boxes for `HfViTForObjectDetection`.
 
     Args:
-        sizes: Heights and widths in pixels for multi-scale training, see `multi_scale_sizes`. Each batch of tensors is
-            resized to one of them at random. The random number comes from the first example of the batch, so that a
-            resumed training run sees the same batches with any number of workers.
+        sizes: Heights and widths in pixels for multi-scale training, see `multi_scale_sizes`. Each batch of image
+            tensors is resized to a random one of these sizes. The random number comes from the first example of the
+            batch, so that a resumed training run sees the same batches with any number of workers.
     """
 
     sizes: Sequence[tuple[int, int]] | None = None
@@ -201,7 +201,7 @@ class KeypointDetectionCollator(Collator):
 
 
 def draw_caption(example: dict[str, Any]) -> dict[str, Any]:
-    """Return a random one of the `captions` of an example as `caption`."""
+    """Select one of the `captions` of an example at random and return it as `caption`."""
     captions = example["captions"]
     return {"caption": captions[int(torch.randint(len(captions), ()))]}
 
@@ -212,7 +212,7 @@ class ImageTextCollator:
 
     Args:
         processor: Processor that resizes all images to the same size, normalizes them, and tokenizes captions.
-        keeps_targets: Whether the batch contains all captions of each image, for evaluation, instead of one.
+        keeps_targets: Whether the batch contains all captions of each image, for evaluation, instead of one caption.
     """
 
     processor: HfViTProcessor
@@ -248,8 +248,8 @@ def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
     """Return a fixed mask seed and the class of an image, as target of masked image modeling.
 
     Returns:
-        `mask_seed`, the number of the image in its dataset, so that its mask is always the same, and `class_number`,
-        `None` if the class is unknown.
+        `mask_seed`, the index of the image in the dataset, so that the image always gets the same mask, and
+        `class_number`, which is `None` if the class is unknown.
     """
     number = row.get(CLASS, NO_CLASS)
     return {"mask_seed": row["number"], CLASS: None if number == NO_CLASS else number}
@@ -310,10 +310,10 @@ class MaskedImageModelingCollator(Collator):
             examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `mask_seed`.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32 and, for N patches, either `noise` (B, N) if masks are random, from
-            which the model selects the same number of masked patches in each image, or `bool_masked_pos` (B, N) bool
-            for other mask types. If `keeps_targets` is set, the lists `targets` (class numbers or `None`) and `files`
-            are added.
+            `pixel_values` (B, C, H, W) float32 and the masks of N patches. Random masks are given as `noise` (B, N),
+            from which the model selects the same number of masked patches in each image. Other mask types are given
+            as `bool_masked_pos` (B, N) bool. If `keeps_targets` is set, the lists `targets` (class numbers or `None`)
+            and `files` are added.
 
         Raises:
             ValueError: if an example has no `mask_seed`.
@@ -332,7 +332,7 @@ class MaskedImageModelingCollator(Collator):
 
 
 def size_for_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
-    """Return `height` and the width, a multiple of `multiple[1]`, that best keeps the aspect ratio of `size`."""
+    """Return `height` and the width that keeps the aspect ratio of `size`, rounded to a multiple of `multiple[1]`."""
     return height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]
 
 
@@ -345,14 +345,14 @@ def multi_scale_sizes(
         size: Height and width in pixels at scale 1.
         multiple: Numbers of pixels that the height and width must be multiples of: the patch size, multiplied by the
             window size in patches if the model uses window attention.
-        smallest: Smallest height as a fraction of that in `size`.
-        largest: Largest height as a fraction of that in `size`.
+        smallest: Smallest height as a fraction of the height in `size`.
+        largest: Largest height as a fraction of the height in `size`.
 
     Returns:
         Heights and widths in pixels, in ascending order.
 
     Raises:
-        ValueError: if there is no such multiple in the range.
+        ValueError: if no multiple of `multiple[0]` lies between the smallest and the largest height.
     """
     rows = range(max(1, ceil(smallest * size[0] / multiple[0])), int(largest * size[0] / multiple[0]) + 1)
     heights = [row * multiple[0] for row in rows]

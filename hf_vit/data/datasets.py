@@ -55,8 +55,8 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Dataset of images with targets, read from rows that contain file paths or encoded bytes.
 
     Args:
-        rows: Rows with the columns `image` (`datasets.Image`), `file` (name of the image) and those that `read_target`
-            reads. If they have the columns `width` and `height`, the decoded image must have this size.
+        rows: Rows with the columns `image` (`datasets.Image`) and `file` (name of the image), and the columns that
+            `read_target` reads. If there are columns `width` and `height`, the decoded image must have this size.
         read_target: Function from a row to its target: `segmentation_map` (H, W), `masks` (M, H, W) with
             `class_labels` (M,) and optionally `is_crowd` (M,), `depth_map` (H, W), a class number `label`, or the
             output of `detection_target` or `keypoint_target`.
@@ -92,7 +92,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
             show_progress: Whether to show a progress bar.
 
         Yields:
-            The target of each example in the form that metrics take, see `target_of`.
+            The target of each example in the format that metrics expect, see `target_of`.
 
         Raises:
             OSError: if a target cannot be read.
@@ -143,14 +143,14 @@ class TargetData:
     Args:
         splits: The available splits among "train", "validation" and "test", with the columns `image`
             (`datasets.Image`), `file` (name of the image) and the undecoded target columns. If the training images
-            are streamed, "train" is a sample of them.
+            are streamed, "train" contains a sample of the stream.
         read_target: Function that reads the target of a row.
         names: Name of each class, or of each keypoint; empty for depth.
         thing_ids: Numbers of the classes with one mask per instance ("things"). All other classes are "stuff", with
             one mask per image.
         notes: Sentences for the model card about problems that were found and corrected while loading the data.
-        stream: Stream of the training images, if they are read during training. It has the columns of `splits`, with
-            encoded images.
+        stream: Stream of the training images, if they are read during training. It has the same columns as
+            `splits`, with encoded images.
     """
 
     splits: DatasetDict

@@ -96,7 +96,7 @@ def _as_text(value: Any) -> str:
 def image_checksums(rows: Dataset, seconds: float) -> dict[int, str]:
     """Return the checksum of each image by the index of its first row.
 
-    The checksum is empty if the image cannot be read, or if the time limit of `seconds` is exceeded before its turn.
+    The checksum is empty if the image cannot be read, or if it was not reached within the time limit of `seconds`.
     """
     encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
     numbers = rows["image_id"][:] if "image_id" in rows.column_names else np.arange(len(rows))

@@ -23,7 +23,7 @@ from .formats.files import NPY_START, joined
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
-    """Return the bytes of a cell of type `datasets.Image(decode=False)`; `what` names it in error messages."""
+    """Return the bytes of a cell of type `datasets.Image(decode=False)`. Error messages call its content `what`."""
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
         return bytes(content)
@@ -38,7 +38,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     return Path(path).read_bytes()
 
 
-MILLIMETERS = 1000.0  # per meter
+MILLIMETERS = 1000.0  # millimeters per meter
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 Source = str | PathLike[str] | bytes
 
@@ -119,7 +119,7 @@ def read_depth(source: Source, depth_scale: float | None = None, name: str = "de
         name: Name of the depth map in error messages.
 
     Returns:
-        (H, W) float32 depth in meters, 0 for invalid values: those that are not finite or not positive.
+        (H, W) float32 depth in meters. Invalid values, which are not finite or not positive, become 0.
 
     Raises:
         OSError: if the source is not an image or array, or is damaged.
@@ -176,7 +176,7 @@ def _pack(colors: np.ndarray, shifts: tuple[int, int, int]) -> np.ndarray:
 
 
 Row = Mapping[str, Any]
-# Keys of targets that are dictionaries, one entry per kind of target
+# Keys of each kind of target that is a dictionary
 TARGETS = (
     ("masks", "class_labels", "is_crowd"),
     ("boxes", "class_labels", "is_crowd", "areas", "size"),
@@ -208,8 +208,8 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
     """Read the column `mask` as `masks` (M, H, W) bool and `class_labels` (M,) int64, sorted by class.
 
     There is one mask per "stuff" class, and one per connected region of a "thing" class. Regions that touch, even
-    diagonally or through unlabeled pixels, form one instance. This suits images of separate objects; images with
-    touching objects need instance masks.
+    diagonally or through unlabeled pixels, form one instance. Therefore, objects in the images must not touch each
+    other; otherwise, instance masks are needed.
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
@@ -309,7 +309,7 @@ def keypoint_target(row: Row) -> dict[str, Any]:
 
 
 def target_of(example: Mapping[str, Any]) -> Any:
-    """Return the target of an example in the form that metrics take.
+    """Return the target of an example in the format that metrics expect.
 
     The target is a dictionary with the keys of one entry of `TARGETS`, or the value of one key of `SINGLE_TARGETS`: a
     map (H, W) or a class number.

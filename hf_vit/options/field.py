@@ -46,7 +46,7 @@ def check_number(name: str, value: Any, legal: Range | None, default: Any) -> No
 class Names(list[str]):
     """Type of options that take a list of names: a list, a comma-separated string, or a JSON list."""
 
-    __args__ = (str,)  # the type of its items, as transformers.HfArgumentParser reads it
+    __args__ = (str,)  # item type, which transformers.HfArgumentParser reads
 
 
 COUNT = Range(least=1)
@@ -81,20 +81,20 @@ def described(**metadata: Any) -> dict[str, Any]:
 
 
 class Metadata(dict[str, Any]):
-    """Metadata of an option whose `keys` are those that transformers.HfArgumentParser may pass on to argparse."""
+    """Metadata of an option. `keys` returns only the keys that transformers.HfArgumentParser may pass to argparse."""
 
     def keys(self) -> Any:
-        """Return the names of arguments of `ArgumentParser.add_argument` that are set."""
+        """Return the keys that are arguments of `ArgumentParser.add_argument` and have a value."""
         return [name for name in ("help", "choices") if self[name]]
 
 
 def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
-    """Return the dataclass field of an option with the metadata in `METADATA`. A default list is copied."""
+    """Return the dataclass field of an option with the metadata in `METADATA`. Each instance copies a default list."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(**given, metadata=Metadata(described(help=help, range=range, **metadata)))
 
 
-# Constructors for option groups that several tasks share
+# Functions that declare options of groups shared by several tasks
 data_option = partial(option, group="Data")
 training_images_option = partial(option, group="Training images")
 model_option = partial(option, group="Model")

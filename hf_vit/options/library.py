@@ -12,7 +12,7 @@ from .field import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE_LEFT_OUT, describe
 
 LIBRARY_GROUP = "Options of transformers.TrainingArguments, some with different defaults"
 
-# Fields that a resumed run may change and that have no other metadata: hardware, logging, evaluation, uploads
+# Options for hardware, logging, evaluation and uploads. A resumed run may change them; they have no other metadata.
 FREE = (
     *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph", "debug"),
     *("dataloader_persistent_workers", "dataloader_pin_memory", "disable_tqdm", "local_rank", "project", "report_to"),
@@ -77,7 +77,7 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     **{name: library_option(range=NOT_NEGATIVE, resume="free") for name in ("eval_delay", "save_total_limit")},
     **{name: library_option(range=COUNT, resume="free") for name in COUNTS},
     "dataloader_num_workers": library_option(range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"),
-    # Not saved in recipes
+    # Options that are not saved in recipes
     "hub_token": library_option(resume="free", private=True),
     "resume_from_checkpoint": essential_option(group="Output", synonyms="resume", private=True),
 }
@@ -96,5 +96,5 @@ def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
 
 
 def options_of(*kinds: type[Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the metadata of all options of some dataclasses by name, in the order of the fields."""
+    """Return the metadata of all options of the given dataclasses by name, in the order of the fields."""
     return {item.name: metadata_of(item) for kind in kinds for item in fields(kind) if item.init}

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 FOLDERS = (
     PACKAGE / "recipes",
     PACKAGE.parent / "scripts" / "recipes",
-)  # in an installed package and in a Git checkout
+)  # folders of recipes in an installed package and in a Git checkout
 SUFFIXES = {".yaml", ".yml", ".json"}
 
 
@@ -48,7 +48,7 @@ def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
 
 @cache
 def named_recipes() -> dict[str, Path]:
-    """Return the file of each recipe by name."""
+    """Return a dictionary from the name of each recipe to its file."""
     return {file.stem: file for folder in reversed(FOLDERS) for file in sorted(folder.glob("*.yaml"))}
 
 
@@ -70,7 +70,7 @@ def find_recipe(name: str) -> Path:
 
 
 def recipes_of(task: str) -> dict[str, str]:
-    """Return the one-line description of each recipe of a task by name."""
+    """Return a dictionary from the name of each recipe of a task to its one-line description."""
     found = {}
     for name, file in named_recipes().items():
         heading = file.read_text(encoding="utf-8")

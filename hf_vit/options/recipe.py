@@ -19,7 +19,7 @@ RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML 1.2 loader for scalars: `no` is a string, and `1e-3` is a number."""
+    """YAML loader that reads scalars as in YAML 1.2: `no` is a string, and `1e-3` is a number."""
 
 
 RecipeLoader.yaml_implicit_resolvers = {
@@ -43,7 +43,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
 
 
 def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given option values combined with those of the recipe they name. Given values take precedence.
+    """Return the values of the recipe named by the option `recipe`, overridden by the other given option values.
 
     Args:
         values: Option values by name, None if not given. `recipe` is a file or the name of an included recipe.

@@ -1,4 +1,4 @@
-"""Conversion of option values to dataclasses: checks the names and converts values to the declared types."""
+"""Construct option dataclasses: check option names, and convert values to the declared types."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .library import metadata_of, options_of
 from .names import ANSWERS, unknown_option
 
 
-# Pairs of options of which the first must not be larger than the second
+# Pairs of options: the first option must not be larger than the second
 PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
 PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values to convert
 EXPECTED = {
@@ -32,7 +32,7 @@ class Options:
 
 
 def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
-    """Return an instance of each of some option dataclasses, with converted and checked values.
+    """Return an instance of each given option dataclass, with converted and checked values.
 
     Args:
         types: Option dataclasses.
@@ -98,7 +98,7 @@ def convert(name: str, value: Any, kind: Any, choices: Sequence[Any] | None = No
 
 
 def members(kind: Any) -> list[Any]:
-    """Return the member types of a union without `None`, and without `str` if there is an enumeration."""
+    """Return the member types of a union, except `None`, and except `str` if the union contains an enumeration."""
     parts = list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
     has_names = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
     return [part for part in parts if part is not NoneType and not (has_names and part is str)]
@@ -137,7 +137,7 @@ def as_type(value: Any, kind: Any) -> Any:
 
 
 def as_sequence(value: Any, kind: Any) -> Any:
-    """Convert a value to a list or a fixed-length tuple. A single string, path or number becomes the only item."""
+    """Convert a value to a list or a fixed-length tuple. A string, path or number becomes the only item."""
     items = [value] if isinstance(value, str | os.PathLike | Real) else list(value)
     types = get_args(kind)
     if get_origin(kind) is tuple:
@@ -162,5 +162,5 @@ def expectation(kind: Any) -> str:
 
 
 def values_of(options: Any, *groups: str) -> dict[str, Any]:
-    """Return the values of all options in some help groups by name."""
+    """Return the values of all options in the given help groups, by option name."""
     return {item.name: vars(options)[item.name] for item in fields(options) if item.metadata.get("group") in groups}

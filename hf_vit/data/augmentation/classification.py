@@ -36,7 +36,7 @@ def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], A
     """
     from torchvision.transforms import v2  # imported here because torchvision is optional
 
-    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and padding smaller than the image
+    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and small enough for the reflection padding of the blur
     changes = [v2.Grayscale(num_channels), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(kernel, (0.1, 2.0))]
     return v2.RandomChoice(changes)
 
@@ -58,7 +58,7 @@ def image_classification_augmentation(
 
     Args:
         size: Height and width of the output in pixels.
-        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        num_channels: Number of channels C of the output. The image processor uses the same color conversion.
         min_crop_scale: Minimum fraction of the image area that the random resized crop keeps, in (0, 1]
             (https://arxiv.org/abs/1409.4842). 1 resizes the whole image.
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
@@ -67,17 +67,17 @@ def image_classification_augmentation(
             "none".
         random_erasing: Probability that a rectangle is filled with gray, in [0, 1] (https://arxiv.org/abs/1708.04896).
         crop_padding: Pixels of reflection padding, added after resizing and before a random crop of `size`. With
-            `min_crop_scale=1`, this is the simple random crop of DeiT III, which however keeps the aspect ratio.
+            `min_crop_scale=1`, this is the simple random crop of DeiT III, but DeiT III keeps the aspect ratio.
         randaugment_num_ops: Number of operations of "randaugment".
         randaugment_magnitude: Strength of each operation of "randaugment", from 0 to 30.
-        color_jitter: Maximum change of brightness, contrast and saturation after `auto_augment`, in [0, 1].
+        color_jitter: Maximum change of brightness, contrast and saturation, applied after `auto_augment`, in [0, 1].
 
     Returns:
         A function from an image of any size and mode to a (C, height, width) uint8 tensor.
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if color augmentation is enabled and C is neither 1 nor 3.
     """
     if not 0 < min_crop_scale <= 1:
         raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 uses the whole image.")
@@ -110,7 +110,7 @@ def cropped_example_augmentation(
     min_crop_scale: float,
     horizontal_flip: float,
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return an augmentation of examples that only crops and flips images, and adds random values.
+    """Return an augmentation that crops and flips the image of an example and adds random values to the example.
 
     Args:
         draw: Function from an example to a dictionary of random values, such as the seed of a mask.

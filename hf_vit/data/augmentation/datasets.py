@@ -1,4 +1,4 @@
-"""Datasets and streams of augmented images, which are reproducible for a given seed and epoch, and samplers."""
+"""Reproducible datasets and streams of augmented images, and samplers for training."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: Seed of the random transform.
         column: Key of the value that is transformed; `None` passes the whole example to the transform, for targets
             that change together with the image.
-        classes: Class of each example, if a `BalancedSampler` is used.
+        classes: Class number of each example, required by `BalancedSampler`.
     """
 
     dataset: Examples
@@ -78,7 +78,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Return the transformed example at an index, or for a pair (index, n), its n-th random augmentation."""
+        """Return the transformed example at an index. A pair (index, n) selects its n-th random augmentation."""
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
@@ -94,14 +94,14 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
     workers, several workers read the same shard and each uses a part of its rows.
 
     Args:
-        stream: Stream with the columns `image` (encoded), `file`, and those that `read_target` reads.
-        transform: Random transform of an example with `image` (PIL, upright), `file` and its target, or of the value
-            of `column`. It must use torch's default generator.
+        stream: Stream with the columns `image` (encoded), `file`, and the columns that `read_target` reads.
+        transform: Random transform that uses torch's default generator. Its argument is the value of `column` or, by
+            default, an example with `image` (PIL, upright), `file` and its target.
         seed: Seed of the random order and the random transform.
         buffer_size: Size of the shuffle buffer in images.
         skip_unreadable: Whether to skip unreadable images with a warning.
         read_target: Function from a row to its target.
-        column: Key of the value that is transformed; by default the whole example.
+        column: Key of the value that is passed to the transform. By default, the whole example is passed.
         shard_by_process: Whether each process of `HfViTTrainer` reads its own shards. Otherwise, the first process
             reads all images and distributes them, which gives the same batches as a single process.
     """
@@ -132,12 +132,12 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
 
         Raises:
             OSError: if an image cannot be read and `skip_unreadable` is not set.
-            ValueError: if a row is invalid, or if there are several workers and no image for this one.
+            ValueError: if a row is invalid, or if there are too few images to give each worker at least one.
         """
         worker = torch.utils.data.get_worker_info()
         index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         reader, readers = self.process_index * workers + index, self.num_processes * workers
-        # Worker processes create batches in turn, so each has created every `workers`-th one.
+        # Worker processes create batches in turn, so this worker created every `workers`-th finished batch.
         done = len(range(index, self.num_batches_done, workers)) * self.batch_size
         place = 0
         for epoch in count():
@@ -159,7 +159,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yield the readable examples of an epoch; the first `num_done` are `None` unless `skip_unreadable` is set."""
+        """Yield the readable examples of an epoch. Without `skip_unreadable`, the first `num_done` are `None`."""
         for row in self._rows(epoch, reader, readers):
             # With `skip_unreadable`, images must be read to find out which ones are skipped.
             if num_done > 0 and not self.skip_unreadable:
@@ -179,7 +179,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         places = min(self.stream.num_shards, readers)
         own = self.stream if places == 1 else self.stream.shard(places, reader % places, contiguous=False)
         shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
-        # The __iter__ method of the stream would split it among worker processes again, so iter() is used.
+        # The __iter__ method of the stream would split it among worker processes again, so call `iter()`.
         rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
         sharing = len(range(reader % places, readers, places))  # number of workers that read the same shards
         return islice(rows, reader // places, None, sharing)
@@ -187,11 +187,11 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
 
 @dataclass(eq=False, repr=False)
 class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
-    """Sampler for repeated augmentation: each step has several augmentations of each of its images.
+    """Sampler for repeated augmentation: an optimizer step contains several augmentations of each of its images.
 
-    See https://arxiv.org/abs/1901.09335. As in DeiT (https://arxiv.org/abs/2012.12877), the length of an epoch is that
-    of the dataset, so an epoch uses only a random subset of 1 / `repeats` of the images. The order depends only on the
-    seed and the epoch of the dataset.
+    See https://arxiv.org/abs/1901.09335. As in DeiT (https://arxiv.org/abs/2012.12877), an epoch has as many examples
+    as the dataset, so it uses only a random fraction 1 / `repeats` of the images. The order depends only on the seed
+    and the epoch of the dataset.
 
     Args:
         dataset: Dataset of augmented images.
@@ -229,10 +229,11 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
 
 @dataclass(eq=False, repr=False)
 class BalancedSampler(torch.utils.data.Sampler[tuple[int, int]]):
-    """Sampler that draws equally many images of each class; the length of an epoch is that of the dataset.
+    """Sampler that draws equally many images of each class; an epoch has as many examples as the dataset.
 
-    The numbers of draws of two classes, or of two images of a class, differ by at most one. Images of rare classes are
-    repeated with different augmentations. The order depends only on the seed and the epoch of the dataset.
+    All classes are drawn equally often, up to a difference of one, and so are all images of the same class. Images of
+    rare classes are repeated with different augmentations. The order depends only on the seed and the epoch of the
+    dataset.
 
     Args:
         dataset: Dataset of augmented images with `classes`.

@@ -32,7 +32,7 @@ from .operations import (
 )
 
 
-# Target values outside the image
+# Target values of pixels outside the image, by key of the target
 OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
 MIN_SIDE = 1.0  # Minimum width and height of a box in the output, in pixels.
@@ -41,7 +41,7 @@ MIN_IMAGE_SIDE = 4  # RandomIoUCrop of torchvision can give empty crops of image
 
 @dataclass(frozen=True)
 class _Augmentation:
-    """Base class of augmentations; unlike closures, its instances can be pickled for worker processes."""
+    """Base class of augmentations. Unlike closures, its instances can be pickled for worker processes."""
 
     size: tuple[int, int]
     _: KW_ONLY
@@ -79,20 +79,22 @@ class DenseAugmentation(_Augmentation):
 
     Args:
         size: Height h and width w of the output in pixels.
-        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        num_channels: Number of channels C of the output. The image processor uses the same color conversion.
         scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
             resizes the image to.
-        keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
-            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
-        max_class_share: Maximum fraction of the labeled pixels of a crop that one class may have, in (0, 1]. Other
-            crops are drawn again up to ten times, as in mmsegmentation. Only for class maps; 1 allows any crop.
+        keep_aspect_ratio: Whether to keep the aspect ratio. If set, scale 1 resizes the shorter side of the image to
+            the shorter side of the output (`{"shortest_edge"}`). Otherwise, scale 1 resizes the image to the output
+            size (`{"height", "width"}`).
+        max_class_share: Maximum fraction of the labeled pixels of a crop that one class may have, in (0, 1]. If a
+            crop exceeds it, another crop is drawn, up to ten times, as in mmsegmentation. This applies only to class
+            maps. 1 allows any crop.
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
         max_rotation: Maximum angle of the random rotation in degrees, in both directions.
         photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if color augmentation is enabled and C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -107,7 +109,7 @@ class DenseAugmentation(_Augmentation):
         check_rotation(self.max_rotation)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Augment an example; `image` becomes (C, h, w) uint8, the target (h, w) or (M, h, w).
+        """Augment an example. The output `image` is (C, h, w) uint8, and the target is (h, w) or (M, h, w).
 
         Args:
             example: Dictionary of `image` (any mode and size), a target of the same size (`segmentation_map`,
@@ -164,19 +166,20 @@ class DetectionAugmentation(_Augmentation):
 
     Args:
         size: Height h and width w of the output in pixels.
-        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        num_channels: Number of channels C of the output. The image processor uses the same color conversion.
         scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
             resizes the image to.
-        iou_crop: Probability of first replacing the image by a random crop whose IoU with an object exceeds a random
-            minimum, in [0, 1] (SSD, https://arxiv.org/abs/1512.02325, section 2.2).
+        iou_crop: Probability, in [0, 1], of first cropping the image so that the IoU of the crop and an object exceeds
+            a random minimum (SSD, https://arxiv.org/abs/1512.02325, section 2.2).
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
         photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
-        keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
-            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
+        keep_aspect_ratio: Whether to keep the aspect ratio. If set, scale 1 resizes the shorter side of the image to
+            the shorter side of the output (`{"shortest_edge"}`). Otherwise, scale 1 resizes the image to the output
+            size (`{"height", "width"}`).
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if color augmentation is enabled and C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -188,7 +191,7 @@ class DetectionAugmentation(_Augmentation):
         check_probabilities(iou_crop=self.iou_crop)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Augment an example; `image` becomes (C, h, w) uint8, `boxes` and `class_labels` those of the kept objects.
+        """Augment an example. Return `image` (C, h, w) uint8, and `boxes` and `class_labels` of the kept objects.
 
         Args:
             example: Dictionary of `image` (any mode and size), `boxes` (N, 4) as x1, y1, x2, y2 in pixels,
@@ -196,7 +199,7 @@ class DetectionAugmentation(_Augmentation):
 
         Returns:
             The example with an additional random number `batch_draw` in [0, 1), which `ObjectDetectionCollator` uses
-            to choose the size of a batch.
+            to choose the image size of a batch.
         """
         example = without_crowds(example)
         batch_draw = float(torch.rand(()))
@@ -216,7 +219,7 @@ class DetectionAugmentation(_Augmentation):
 
 
 def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Crop an image with `RandomIoUCrop`; boxes are not clipped, so that their centers are still those of objects."""
+    """Crop an image with `RandomIoUCrop` without clipping boxes, so that a box keeps the center of its object."""
     from torchvision import tv_tensors  # imported here because torchvision is optional
     from torchvision.transforms import v2
 
@@ -232,7 +235,7 @@ def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert boxes (N, 4) to a crop and clip them to its image region; also return a mask (N,) of boxes to keep."""
+    """Convert boxes (N, 4) to pixels of a crop and clip them to it. Also return a mask (N,) of the boxes to keep."""
     corners, is_left = [], torch.ones(len(boxes), dtype=torch.bool)
     for places, span in ((boxes[:, 0::2], crop.columns), (boxes[:, 1::2], crop.rows)):
         moved = span.move(places)  # (N, 2)
@@ -248,13 +251,13 @@ def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
 class KeypointAugmentation(_Augmentation):
     """Augmentation for keypoint detection, which crops an object out of its image.
 
-    Without random changes, the crop is that of the image processor: bilinear, with black outside the image. Keypoints
-    outside the crop become unlabeled.
+    Without random changes, the crop equals that of the image processor: the interpolation is bilinear, and pixels
+    outside the image are black. Keypoints outside the crop become unlabeled.
 
     Args:
         size: Height h and width w of the crop in pixels.
-        num_channels: Number of channels C of the output; colors are converted as in the image processor.
-        box_padding: Ratio of the size of the crop at scale 1 to that of the box.
+        num_channels: Number of channels C of the output. The image processor uses the same color conversion.
+        box_padding: Ratio of the crop size at scale 1 to the box size.
         scale_range: Minimum and maximum of the log-uniform random scale of the object.
         max_rotation: Maximum angle of the random rotation in degrees, in both directions.
         max_shift: Maximum shift of the object in both directions, as a fraction of the width and height of the crop.
@@ -264,7 +267,7 @@ class KeypointAugmentation(_Augmentation):
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if color augmentation is enabled and C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -283,7 +286,7 @@ class KeypointAugmentation(_Augmentation):
             raise ValueError(f"max_shift={self.max_shift} must lie in [0, 1), as a fraction of the crop size.")
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Augment an example; `image` becomes (C, h, w) uint8, and `keypoints` (K, 3) are in pixels of the crop.
+        """Augment an example. The output `image` is (C, h, w) uint8, and `keypoints` (K, 3) are in pixels of the crop.
 
         Args:
             example: Dictionary of `image` (any mode and size), `keypoints` (K, 3) as x and y in pixels and
@@ -303,7 +306,7 @@ class KeypointAugmentation(_Augmentation):
         return {**rest, "image": image, "keypoints": keypoints}
 
     def _draw_change(self) -> Tensor:
-        """Return a random rotation, scaling and shift about the center of the crop as matrix (3, 3), in pixels."""
+        """Return a random rotation, scaling and shift about the center of the crop as a matrix (3, 3), in pixels."""
         scale, angle = draw_scale(self.scale_range), radians(uniform(-self.max_rotation, self.max_rotation))
         height, width = self.size
         shift = [uniform(-self.max_shift, self.max_shift) * length for length in (width, height)]

@@ -20,7 +20,7 @@ GRAY = 128  # a pixel value that is near zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:
-    """Read an image of any mode as (C, H, W) uint8; torchvision would treat floats above 1 as white."""
+    """Read an image of any mode as (C, H, W) uint8. torchvision would clip floating-point pixels above 1 to white."""
     pixels = read_image(image, num_channels=num_channels)
     return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
 
@@ -57,7 +57,7 @@ def draw_scale(scale_range: tuple[float, float]) -> float:
 
 @dataclass(frozen=True)
 class Span:
-    """One dimension of a crop in pixels: an interval of the image, and the interval of the output it is resized to."""
+    """One axis of a crop: an interval of the image and the output interval that it is resized to, both in pixels."""
 
     start: int
     length: int
@@ -66,11 +66,11 @@ class Span:
 
     @property
     def new_stop(self) -> int:
-        """End of the interval in the output."""
+        """End of the output interval in pixels."""
         return self.new_start + self.new_length
 
     def move(self, places: Tensor) -> Tensor:
-        """Convert coordinates in the image to coordinates in the output, in pixels from the edge."""
+        """Convert coordinates in the image to coordinates in the output, both in pixels from the top or left edge."""
         return (places - self.start) * (self.new_length / self.length) + self.new_start
 
 
@@ -79,8 +79,8 @@ class Crop:
     """A region of an image and the region of the output that it is resized to.
 
     Args:
-        rows: Vertical intervals.
-        columns: Horizontal intervals.
+        rows: Vertical intervals of the image and of the output.
+        columns: Horizontal intervals of the image and of the output.
         size: Height h and width w of the output in pixels.
     """
 
@@ -90,7 +90,7 @@ class Crop:
 
     @property
     def inner(self) -> tuple[int, int]:
-        """Height and width of the resized region."""
+        """Height and width of the resized region in pixels."""
         return self.rows.new_length, self.columns.new_length
 
     def cut(self, image: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_as
     image gets the length of the shorter side of `size`; otherwise, the image gets the height and width of `size`.
     """
     zooms = [length / old for length, old in zip(size, shape, strict=True)]
-    if keep_aspect_ratio:  # portrait and landscape images alike, as in an image processor with `shortest_edge`
+    if keep_aspect_ratio:  # scale by the shorter side, as an image processor with `shortest_edge` does
         zooms = [min(size) / min(shape)] * 2
     rows, columns = (_draw_span(*lengths) for lengths in zip(shape, size, zooms, [scale] * 2, strict=True))
     return Crop(rows, columns, size)
@@ -132,9 +132,9 @@ def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Return the affine matrix (2, 3) float64 from an image to the crop of a box (4,) by the image processor.
+    """Return the affine matrix (2, 3) float64 that maps an image to the crop of a box (4,), as in the image processor.
 
-    The crop is `padding` times wider and higher than the box, which is x1, y1, x2, y2 in pixels.
+    The crop is `padding` times as wide and as high as the box, which is x1, y1, x2, y2 in pixels.
     """
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]
@@ -151,12 +151,12 @@ def invert_matrix(matrix: Tensor) -> Tensor:
 
 
 def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
-    """Apply an affine matrix (2, 3) to points (..., 2), x and y in pixels; keep their dtype."""
+    """Apply an affine matrix (2, 3) to points (..., 2), given as x and y in pixels, and keep their dtype."""
     return (points.to(matrix.dtype) @ matrix[:, :2].T + matrix[:, 2]).to(points.dtype)
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3); set unlabeled ones and those outside it to zero."""
+    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3). Zero unlabeled keypoints and those outside it."""
     return zero_keypoints_outside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
@@ -167,6 +167,6 @@ def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     """
     inverse = invert_matrix(matrix)
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
-    # Image coordinates (h, w) of the pixels of the crop
+    # Image coordinates of the pixels of the crop, each (h, w)
     x, y = (a * columns + (b * rows + c)[:, None] for a, b, c in inverse.tolist())
     return sample_pixels(image, x, y)

@@ -63,8 +63,8 @@ class YoloFiles:
 def find_yolo(path: Path) -> YoloFiles | None:
     """Find the files of a YOLO dataset; return `None` if the path is not a YOLO dataset.
 
-    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`, which may have
-    subfolders for the splits or be inside folders of the splits.
+    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`. These two may
+    contain a subfolder for each split, or each split may have a folder that contains them.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
@@ -189,7 +189,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
 
 
 def _text_of(image: Path) -> Path:
-    """Return the text file of an image: in `labels/` instead of the last `images/` of its path, or next to it."""
+    """Return the text file of an image: next to it, or with `labels/` instead of the last `images/` in the path."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() == IMAGES:
@@ -244,7 +244,7 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
 
 
 def _year(path: Path) -> Path:
-    """Return the folder of a year, such as VOC2012, in the path or in its `VOCdevkit/`; otherwise the path itself."""
+    """Return the only year folder, such as VOC2012, in the path or its `VOCdevkit/`, or the path if there is none."""
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
         raise ValueError(
@@ -274,8 +274,8 @@ def load_voc(
     """Read objects from VOC XML files without opening the images; return one table per split and the class names.
 
     An XML file and its image have the same stem. The image is in the folder of the XML file or in a sibling folder.
-    Objects marked as difficult are treated like crowds. In the files of the VOC challenges, coordinates are numbers of
-    pixels that start at 1 and include the last pixel; in files of other tools, they are the edges of the box. By
+    Objects marked as difficult are treated like crowds. In the files of the VOC challenges, coordinates are pixel
+    indices that start at 1 and include the last pixel. In files of other tools, they are the edges of the box. By
     default, the class names are the sorted names that occur in "train".
     """
     found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
@@ -332,7 +332,7 @@ def _read_all(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[_Object]]
     """Read XML files.
 
     Returns:
-        Width and height of each image (I, 2), 0 if not given, the image index of each object, and the objects.
+        The width and height of each image (I, 2), or 0 if not given; the image index of each object; the objects.
     """
     faults: list[str] = []
     sizes, image_numbers, objects = np.zeros((len(files), 2), np.int64), [], []

@@ -24,7 +24,7 @@ LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 # Names that palettes use for unlabeled pixels
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
-NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches "0 cat" and "0: cat"
+NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches lines such as "0 cat" and "0: cat"
 PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
 Color = tuple[int, int, int]
 
@@ -96,8 +96,8 @@ def choose_classes(
 ) -> ClassList:
     """Return the classes of masks.
 
-    Names come from `class_names`, else from `classes_file`, else from a file of a usual name in `folder`. Colors come
-    from `classes_file`, else from a palette file in `folder`.
+    The first source that exists is used. For names, the sources are `class_names`, `classes_file`, and a file with a
+    usual name in `folder`; for colors, `classes_file` and a palette file in `folder`.
     """
     names = list(class_names or [])
     palette: dict[Color, str] = {}
@@ -127,14 +127,14 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
     """Return the class names in a file, and the name of each color if the file is a palette.
 
-    The file contains names, numbers and names, or names and colors, one class per line, or `id2label` as JSON.
+    The file contains one class per line (name, number and name, or name and color), or `id2label` as JSON.
     """
     text = read_text(file)
     if file.suffix.lower() == ".json":
         return _read_id2label(file, text), {}
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if file.suffix.lower() == ".csv":
-        lines = lines[1:]  # the header
+        lines = lines[1:]  # skip the header
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
         return _without_numbers(lines, file), {}
@@ -220,13 +220,13 @@ class ClassNumbers:
         return number
 
     def relabeled(self, split: Dataset) -> Dataset:
-        """Convert the column `label` of a split to class numbers. The column `file` names images in errors."""
+        """Convert the column `label` of a split to class numbers. Error messages name images by the column `file`."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
         return with_class_column(split, "label", numbers, self.names)
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
-    """Return the classes of a label column from its type or the given names; `None` if both have no class names.
+    """Return the classes of a label column from its type or from `names`, or `None` if neither has class names.
 
     Integer labels are indices into `names`.
     """

@@ -44,12 +44,12 @@ Entry = dict[str, Any]
 KINDS = ("panoptic", "instances")  # Kinds of annotation files with masks.
 # Lists that each annotation file must contain, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# Usual names of annotation files that do not contain the kind of annotations.
+# Usual names of annotation files that do not include the kind of annotations, such as "keypoints".
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Find annotation files by split, of any of `kinds`: "panoptic", "instances" and "keypoints".
+    """Find annotation files by split. `kinds` lists the accepted kinds: "panoptic", "instances" or "keypoints".
 
     The path is an annotation file, or a folder with `annotations/instances_train2017.json`, `annotations/train.json`,
     `train/annotations.json`, or `train/_annotations.coco.json`, ...
@@ -80,7 +80,7 @@ def _split_of(file: Path) -> str | None:
 
 @dataclass(frozen=True)
 class CocoFile:
-    """The annotation file of a split, with categories sorted by `id` that all have the key `isthing`."""
+    """The annotation file of a split. Its categories are sorted by `id`, and all of them have the key `isthing`."""
 
     split: str
     path: Path
@@ -89,7 +89,7 @@ class CocoFile:
     categories: list[Entry]
 
     def check_annotations(self, *keys: str) -> None:
-        """Raise `ValueError` unless all annotations have the given keys and, for "category_id", a known category."""
+        """Raise `ValueError` if a given key is missing in an annotation, or if a given "category_id" is unknown."""
         _check_entries(self.annotations, keys, "annotations", self.path)
         if "category_id" in keys:
             self.check_known(self.annotations, "category_id")
@@ -108,7 +108,7 @@ class CocoFile:
         return f"annotation {self.annotations[place].get('id', f'at place {place}')} of {self.path}"
 
     def image_paths(self) -> list[str]:
-        """Return the image paths, from `images/` or the folder of the file, or from `../train2017/` as in COCO."""
+        """Return the paths of images in `images/`, in the folder of the file, or in `../train2017/` as in COCO."""
         folder, word = self.path.parent, self.path.stem.split("_")[-1]
         above = folder.parent
         folders = [folder / "images", folder, above / word, above / "images", above / "images" / word, above]
@@ -211,10 +211,10 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
 def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
     """Read annotations with masks, without decoding images.
 
-    Panoptic masks are in a folder named like the annotation file, in `panoptic/`, or in `masks/`. For panoptic
-    annotations, rows have the columns `panoptic` (undecoded `datasets.Image`) and `segments` (lists of `id`, `label`,
-    and `iscrowd`). For instance annotations, they have `height`, `width`, and `objects` (lists of `id`, `label`,
-    `iscrowd` and `segmentation`, as JSON).
+    Panoptic masks are in a folder named like the annotation file, in `panoptic/`, or in `masks/`. Rows with panoptic
+    annotations have the columns `panoptic` (undecoded `datasets.Image`) and `segments` (lists of `id`, `label`, and
+    `iscrowd`). Rows with instance annotations have the columns `height`, `width`, and `objects` (lists of `id`,
+    `label`, `iscrowd` and `segmentation`, as JSON).
     """
     contents = _read_all(files)
     _check_same(contents, _is_panoptic, "kind")
@@ -282,7 +282,7 @@ def _labeled(entry: Entry, numbers: Mapping[int, int], file: Path) -> Entry:
 
 
 def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Return a description of the fault of a mask, or `None`; checks only what can be checked without decoding it."""
+    """Describe the error in an encoded mask, or return `None`. Errors that require decoding are not detected."""
     if isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys():
         return None
     if not isinstance(segmentation, list) or not segmentation:
@@ -306,9 +306,9 @@ def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
 def load_coco_objects(
     files: Mapping[str, Path], class_names: Sequence[str] | None
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read boxes and the class names in the order of category ids, without opening images whose size is given."""
+    """Read boxes, and class names in the order of category ids. Open only images without a given size."""
     check_no_class_names(class_names, next(iter(files.values())))
-    # Roboflow adds a category without boxes that is only the supercategory of others. It is not a class.
+    # Roboflow adds a category that has no boxes and is only a supercategory of others. It is not a class.
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
     all_categories = contents[0].categories
@@ -323,7 +323,7 @@ def load_coco_objects(
 
 
 def load_coco_keypoints(files: Mapping[str, Path], _: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read objects with keypoints and the keypoint names, without opening images whose size is given."""
+    """Read objects with keypoints, and the keypoint names. Open only images without a given size."""
     contents = [_read_coco(split, file) for split, file in files.items()]
     _check_same(contents, lambda content: _names_of(_keypoint_category(content)), "keypoints")
     tables = []

@@ -25,7 +25,7 @@ from .files import (
 )
 
 
-Columns = Mapping[str, tuple[Any, Any]]  # by column name: the cells and their feature type
+Columns = Mapping[str, tuple[Any, Any]]  # maps a column name to the cells and their feature type
 LABEL_NAMES = ("label", "labels")
 ANNOTATION_NAMES = ("annotation", "annotations")
 USUAL_NAMES = {
@@ -83,12 +83,12 @@ class SourceOptions:
                 )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
-        """Choose a column: the given one, else the only one of the right type, else the only one of a usual name.
+        """Choose the given column. By default, choose the only column of the right type, or with a usual name.
 
         Args:
             kind: Content of the column, a key of `USUAL_NAMES`.
             columns: Names of all columns.
-            where: Start of error messages.
+            where: Start of error messages, which names the data.
             by_type: Names of the columns of the right type.
         """
         given = self.image_column_name if kind == "image" else self.target_column
@@ -110,7 +110,7 @@ class SourceOptions:
         return found[0]
 
     def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
-        """Choose the column of encoded images by the types of all columns, which are `None` for some streams."""
+        """Choose the column of encoded images by column types. `features` is `None` for streams without types."""
         if features is None:
             raise ValueError(
                 f"{where} of the stream does not declare its columns, which is the case for CSV and JSON files. "
@@ -131,7 +131,7 @@ def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
 
     The argument `columns` maps old names to new names.
     """
-    new_names = {old: new for old, new in columns.items() if old != new}  # streams do not allow equal names
+    new_names = {old: new for old, new in columns.items() if old != new}  # streams reject unchanged names
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
@@ -236,7 +236,7 @@ def load_tables(
         tables: Paths of the tables by split.
         options: Names of the columns.
         kind: Content and new name of the target column, a key of `USUAL_NAMES`.
-        read_cell: Function from a cell, and the start of error messages, to its value.
+        read_cell: Function that converts a cell to its value. Its second argument is the start of error messages.
         feature: Feature type of the values.
         prefers_lists: Whether a column of lists is preferred over other columns with usual names.
     """
@@ -284,7 +284,7 @@ def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
     if several := sorted({name for name in header if header.count(name) > 1}):
         raise ValueError(f"{file} has several columns named {joined(several)}. Rename or remove the others.")
     rows = list(reader)
-    # The reader stores surplus cells under the key None, and None as value of missing cells.
+    # The CSV reader stores surplus cells under the key None and fills missing cells with None.
     if ragged := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
         raise ValueError(
             f"{file} has {len(ragged)} rows with more or fewer cells than its header; the first is row {ragged[0]}. "

@@ -92,7 +92,7 @@ def raise_faults(
     limit: int = MAX_NAMED,
     error: type[Exception] = ValueError,
 ) -> None:
-    """If there are faults, raise an error with their number, `finding`, the first `limit` faults and `advice`."""
+    """If there are faults, raise an error that lists their number, `finding`, the first `limit`, and `advice`."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
@@ -103,7 +103,7 @@ def check_exist(files: Collection[str | Path], finding: str = "do not exist", wh
 
 
 def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
-    """Read the data at a path in the first format whose files are found; return `None` if there is no such format.
+    """Read the data at a path in the first format that has files there; return `None` if no format matches.
 
     Args:
         path: An existing path.
@@ -126,7 +126,7 @@ def report(count: int, finding: str) -> tuple[str, ...]:
 
 
 def split_names(names: str | None) -> list[str]:
-    """Split a comma-separated list of names; names that contain commas are given as a JSON list."""
+    """Split a comma-separated list of names, or a JSON list, which also allows names that contain commas."""
     given = json.loads(names) if names and names.startswith("[") else names.split(",") if names else []
     return [str(name).strip() for name in given]
 
@@ -137,7 +137,7 @@ def split_from_alias(name: str) -> str | None:
 
 
 def split_in_name(name: str) -> str | None:
-    """Return the first split that a word of `name` stands for, as in "train-00000-of-00001", or `None`."""
+    """Return the first split in a name, such as "train" in "train-00000-of-00001", or `None` if it contains none."""
     return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
 
 
@@ -158,12 +158,12 @@ def by_unique_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that are named like splits, by split; see `by_unique_split`."""
+    """Return the subfolders whose name is a split or an alias of a split, by split."""
     return by_unique_split((sub.name, sub) for sub in subfolders(folder) if split_from_alias(sub.name))
 
 
 def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
-    """Group files by the split that their name, or the name of their subfolder of `folder`, contains.
+    """Group files by split. The split is part of the file name or of the name of a subfolder of `folder`.
 
     If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
     """
@@ -196,7 +196,7 @@ def _check_shards(files: Iterable[str]) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Return whether a name is that of a hidden file or folder, or of one created by a system or network storage."""
+    """Return whether a file or folder is hidden or created by an operating system or network storage, by its name."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
@@ -221,7 +221,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List the visible files at any depth, sorted; each linked folder outside of `folder` is followed once."""
+    """List the visible files at any depth, sorted. Each link to a folder outside of `folder` is followed once."""
     root, seen, found = folder.resolve(), set[Path](), list[Path]()
     for name, folders, files in os.walk(folder, followlinks=True):
         place, real = Path(name), Path(name).resolve()
@@ -231,7 +231,7 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # the first link to a folder wins
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # the first link to a folder is followed
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 
@@ -270,8 +270,8 @@ def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = F
         is_needed: Whether each header is required, (I,) bool or one bool for all.
 
     Returns:
-        (I, 3) int64 width and height before applying the EXIF orientation, and EXIF orientation. Headers that are not
-        required and cannot be read are zeros.
+        (I, 3) int64: width and height before the EXIF orientation is applied, and the EXIF orientation. Headers that
+        are not required and cannot be read are zeros.
 
     Raises:
         OSError: if a required header cannot be read.

@@ -123,8 +123,8 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
 
     The folder contains `images/` and `masks/` (or `depths/`, ...), either directly, or per split as `train/images/` or
     `images/train/`, where a split is named "train", "validation", "test" or one of their usual aliases. The image and
-    its target have the same relative path except for the suffix. If no path matches, words that all file names of a
-    folder end in are ignored, for example in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
+    its target have the same relative path except for the suffix. If no path matches, the words at the end that all
+    file names of a folder share are ignored, as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
     """
     folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_roots(folder, target)

@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-# Words of a keypoint name, also in "LeftEye" and "REar"
+# Matches the words of a keypoint name, including those in "LeftEye" and "REar"
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval)
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
@@ -106,7 +106,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _mirrored(name: str) -> tuple[str, ...]:
-    """Return the words of the keypoint on the other side; empty if the name has no left or right."""
+    """Return the words of the keypoint on the other side; empty if the name contains neither left nor right."""
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
@@ -133,16 +133,16 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
     return tuple(sorted((first, second) for first, second in pairs))
 
 
-# Column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
+# Matches column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
 CORNERS = ("xmin", "ymin", "xmax", "ymax")  # underscores in column names are ignored, as in "x_min"
 BOX = "bbox"
-KeypointColumns = dict[str, dict[str, str]]  # by keypoint: the columns of "x", "y" and optionally "v"
+KeypointColumns = dict[str, dict[str, str]]  # maps a keypoint to its columns of "x", "y" and optionally "v"
 
 
 def find_landmarks(path: Path) -> dict[str, Path]:
-    """Find tables by split as in `find_tables`; otherwise, use the only table in a folder as "train"."""
+    """Find tables by split as in `find_tables`. If there are none, use the only table in a folder as "train"."""
     if tables := find_tables(path):
         return tables
     loose = list_tables(path) if path.is_dir() else []
@@ -150,7 +150,7 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 
 
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read tables with one row per object: the path of its image, see `read_rows`, its keypoints, and its box.
+    """Read tables with one row per object, which has an image path (see `read_rows`), keypoints, and a box.
 
     Keypoints are in the columns `nose_x`, `nose_y` and optionally `nose_v` (visibility), ..., or `x1`, `y1`, ... A
     keypoint is unlabeled if its cells are empty or its visibility is 0. Boxes are in `x_min`, `y_min`, `x_max`,

@@ -37,12 +37,12 @@ def problem_type_of(rows: Dataset) -> ProblemType:
 
 
 def value_table(rows: Dataset) -> pd.DataFrame:
-    """Return the labels or values of images as table with one float64 column per name, NaN if missing."""
+    """Return the labels or values of images as a table with one float64 column per name. Missing values are NaN."""
     return pd.DataFrame(rows[FLAGS if FLAGS in rows.column_names else VALUES][:], dtype=np.float64)
 
 
 def values_target(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[float]]:
-    """Return the numbers of K names as `label`, a list of floats, NaN for missing values and unknown names."""
+    """Return `label`, a list with the number of each of K names, or NaN for missing values and unknown names."""
     return {"label": [(row.get(FLAGS) or row[VALUES]).get(name, math.nan) for name in names]}
 
 
@@ -67,7 +67,7 @@ def class_names_of(feature: Any) -> list[str]:
 
 
 def find_columns(columns: Columns, given: str | None) -> list[str]:
-    """Return the label columns: the given ones (comma-separated), else those found by type, name, or 0/1 values."""
+    """Return the label columns in `given` (comma-separated); by default, find them by type, name, or 0/1 values."""
     if given is not None:
         names = [given] if given in columns else [name.strip() for name in given.split(",")]
         return names if columns.keys() >= {*names} else []
@@ -81,7 +81,7 @@ def find_columns(columns: Columns, given: str | None) -> list[str]:
 
 
 def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFrame:
-    """Return the cells of columns with class numbers replaced by names, or by `None` for invalid numbers like -1."""
+    """Return the cells of columns. Class numbers are replaced by names, and invalid numbers such as -1 by `None`."""
     if lacking := [name for name in names if name not in columns]:
         raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, but another split has. Add the column.")
     found = pd.DataFrame({name: columns[name][0][:] for name in names}, dtype=object)
@@ -94,7 +94,7 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
 
 
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
-    """Detect the problem type; text in a single column is one class name, unless a separator is given."""
+    """Detect the problem type. Text in a single column is a single class name, unless a separator is given."""
     if cells.shape[1] > 1:
         return MULTI if are_binary(numbers).all(axis=None) else REGRESSION
     types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)

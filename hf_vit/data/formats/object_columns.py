@@ -88,7 +88,7 @@ class ObjectColumns:
         return keypoints
 
     def table(self, boxes: np.ndarray, **columns: Any) -> ObjectTable:
-        """Return the objects as table with the given boxes (N, 4) and other columns."""
+        """Return the objects as a table with the given boxes (N, 4) and other columns."""
         areas = np.array([area or 0 for area in self.values["area"]], float) if "area" in self.values else None
         return table_of(
             self.split, self.images, self.sizes, self.image_numbers, boxes, self.names, areas=areas, **columns
@@ -183,7 +183,7 @@ def load_detection_columns(
 
     An object has a box, a class and optionally `area` and `iscrowd`, see `read_objects` and `FIELDS`. Boxes have the
     format `bbox_format`, see `corners`; by default "coco" if no other format fits. If classes are numbers, their names
-    come from `class_names` or a file of the source.
+    come from `class_names` or from a file of class names in the data source.
     """
     objects = [read_objects(dataset, split, ("box", "label"), options) for split, dataset in splits.items()]
     boxes = [found.boxes() for found in objects]
@@ -227,7 +227,7 @@ def _labels(
 
 
 def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
-    """Return the given image sizes (I, 2) or, if any is missing, the sizes of the upright images."""
+    """Return the given image sizes (I, 2). If any is missing, read the sizes of the upright images instead."""
     if objects.sizes.all():
         return objects.sizes
     headers = image_headers(objects.images, is_needed=True)
@@ -237,7 +237,7 @@ def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
     """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
-    # Values up to 1 are fractions: as pixels, they would be implausibly small boxes.
+    # Boxes with values up to 1 are fractions of the image size: in pixels, they would be implausibly small.
     is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0

@@ -1,4 +1,4 @@
-"""Table of the objects of all splits, into which every format is converted: boxes, classes and keypoints.
+"""Table of the boxes, classes and keypoints of all splits. Data in any format are converted to this table.
 
 Shapes: I images, N objects, K keypoints.
 """
@@ -227,7 +227,7 @@ def _list_of_four(boxes: np.ndarray) -> pa.Array:
 
 
 def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range, range]]:
-    """Return the ranges of images and objects of each split, without splits that have no object."""
+    """Return the index ranges of the images and objects of each split, omitting splits without objects."""
     stops = np.cumsum([0, *map(len, table.images.values())]).tolist()
     ends = np.searchsorted(table.image_numbers, stops).tolist()
     parts = {
@@ -294,7 +294,7 @@ def _check_plausible(table: ObjectTable, num_wrong: int) -> None:
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return a mask (N,) of the boxes (N, 4) that exceed their image by over a pixel or have no area inside it."""
+    """Return a mask (N,) of the boxes (N, 4) that exceed their image by over a pixel or have zero area inside it."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 
@@ -308,7 +308,7 @@ def _has_area(boxes: np.ndarray) -> np.ndarray:
 
 
 def _without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
-    """Remove duplicate boxes with the same image, class and coordinates; also return notes for the model card."""
+    """Remove duplicate boxes, which have equal image, class and coordinates. Also return notes for the model card."""
     rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
     kept = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
     count = len(table) - len(kept)
@@ -333,8 +333,8 @@ def clean_keypoints(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
 def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
     """Check that labeled keypoints lie inside their images, with a tolerance of one pixel, and check boxes.
 
-    If `box_errors` is "raise", keypoints outside are listed in an error, otherwise they become unlabeled. Objects
-    without any labeled keypoint are removed with a warning.
+    If `box_errors` is "raise", keypoints outside the image are listed in an error. Otherwise, they become unlabeled.
+    Objects without any labeled keypoint are removed with a warning.
     """
     is_labeled = table.keypoints[..., 2] > 0
     labeled = table.keypoints[is_labeled, :2]
@@ -381,7 +381,7 @@ def check_no_class_names(class_names: Sequence[str] | None, source: object) -> N
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
-    """Raise `ValueError` if class numbers (N,) are not in 0..`num_classes` - 1; `names` are those of the objects."""
+    """Raise `ValueError` if a class number is not in 0..`num_classes` - 1. The error names objects by `names`."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     raise_faults(
         [f"{names[place]}: class {numbers[place]}" for place in wrong],

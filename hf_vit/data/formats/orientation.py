@@ -1,4 +1,4 @@
-"""EXIF orientation: images are always loaded upright, and annotations of the stored image are turned with it.
+"""EXIF orientation: images are loaded upright, and annotations that refer to the stored image are turned as well.
 
 Shapes: I images, N objects, K points, H and W height and width in pixels.
 """
@@ -15,7 +15,7 @@ from .files import image_headers
 
 logger = logging.get_logger(__name__)
 AnnotationOrientation = Literal["auto", "stored", "displayed"]
-TURN = "turn"  # column with the EXIF orientation that must be applied to masks and depth maps
+TURN = "turn"  # name of the column with the EXIF orientation to apply to masks and depth maps
 
 
 def choose_orientations(
@@ -25,14 +25,14 @@ def choose_orientations(
 
     Args:
         headers: Headers of images (I, 3): width, height, and EXIF orientation.
-        given: Image sizes (I, 2) in the annotations, 0 if not given, or headers of masks (I, 3). Masks with an EXIF
-            orientation of their own are not changed.
+        given: Image sizes (I, 2) in the annotations, 0 if not given, or headers of masks (I, 3). Masks that have an
+            EXIF orientation in their file are not changed.
         choice: "stored" to turn all annotations, "displayed" to turn none, or "auto" to turn those with the stored
             size of the image. If stored and displayed sizes are equal, "auto" warns and turns none.
         split: Name of the split in warnings.
 
     Returns:
-        The EXIF orientation to apply to each annotation (I,), 1 for none, and the size that it refers to (I, 2).
+        The EXIF orientation to apply to each annotation (I,), 1 for none, and the image size that it refers to (I, 2).
     """
     if choice not in get_args(AnnotationOrientation):
         raise ValueError(f"annotation_orientation={choice!r} is unknown. Use 'auto', 'stored' or 'displayed'.")
@@ -58,7 +58,7 @@ def upright_sizes(sizes: np.ndarray, turns: np.ndarray) -> np.ndarray:
 
 
 def flipped_axes(turns: np.ndarray | int) -> np.ndarray:
-    """Return whether each EXIF orientation reverses x and y, (..., 2) bool; those above 4 first swap x and y."""
+    """Return (..., 2) bool: whether EXIF orientations reverse x and y. Orientations above 4 first swap x and y."""
     return np.stack([np.isin(turns, (2, 3, 6, 7)), np.isin(turns, (3, 4, 7, 8))], axis=-1)
 
 
@@ -82,7 +82,7 @@ def orient_map(values: Tensor, turn: int) -> Tensor:
 def add_turn_column(splits: DatasetDict, column: str | None, choice: AnnotationOrientation) -> DatasetDict:
     """Add the column `TURN` to splits with pixelwise targets that need an EXIF orientation, see `choose_orientations`.
 
-    The sizes of the targets are those of the images in `column` or, if it is `None`, the columns `width` and `height`.
+    Target sizes come from the images in `column` or, if it is `None`, from the columns `width` and `height`.
     """
     found = DatasetDict()
     for split, rows in splits.items():

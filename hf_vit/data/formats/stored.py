@@ -83,7 +83,7 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
 
 
 def _fault_of(path: str, end: float) -> str | None:
-    """Return the fault of a tar file, empty if there is none, or `None` if the time limit was exceeded."""
+    """Describe the error in a tar file: an empty string if there is none, `None` if the time limit was exceeded."""
     try:
         with tarfile.open(path) as tar:
             stream = tar.fileobj
@@ -143,7 +143,7 @@ def load_from_hub(options: SourceOptions, *, streaming: bool = False) -> Dataset
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
     """Rename splits to "train", "validation" and "test"; ignore splits of other names with a warning."""
-    # If there is only one split, it becomes "train" whatever its name.
+    # A single split becomes "train", regardless of its name.
     others = [name for name in splits if split_from_alias(name) is None]
     if len(splits) == len(others) == 1:
         return DatasetDict({"train": splits[others[0]]})
@@ -185,7 +185,7 @@ def _neighbors(path: Path) -> str:
 def class_folder(options: SourceOptions, are_named: object = None) -> Path:
     """Return the folder that may contain a file of class names.
 
-    For a dataset on the Hub, download its id2label.json, unless `are_named` shows that class names are given.
+    For a dataset on the Hub, download its id2label.json, unless `are_named` is true because class names are given.
     """
     if options.path.exists() or are_named:
         return options.path.parent if options.path.is_file() else options.path
@@ -202,7 +202,7 @@ def find_parquet(path: Path) -> dict[str, list[str]]:
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
-    """Find tar files by split, as in `find_parquet`; ignore them if there are also images, which they may archive."""
+    """Find tar files by split, as in `find_parquet`. Tar files next to images may be archives and are ignored."""
     files = _files_that_end(path, TAR_SUFFIXES)
     has_images = bool(files) and path.is_dir() and any(is_image(file) for file in files_below(path))
     return {} if has_images else files_by_split(path, files)
@@ -235,7 +235,7 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
         (check_tars if kind == "webdataset" else check_parquet)(chain.from_iterable(files.values()))
     splits = {}
     for split, names in files.items():
-        patterns = [glob.escape(name) for name in names]  # `datasets` would interpret brackets as patterns
+        patterns = [glob.escape(name) for name in names]  # `datasets` interprets brackets as patterns
         try:
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
         except (ValueError, DatasetGenerationError) as error:  # these errors do not name the file
@@ -273,7 +273,7 @@ def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[
 
 
 def tar_label(features: Mapping[str, Any]) -> list[str]:
-    """Return a list with the label column of tar files: `cls`, else a usual name in `json`, else `txt`, else none."""
+    """Return a list with the label column of tar files: `cls`, a usual name in `json`, or `txt`. It may be empty."""
     usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
     candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
     return [name for name in candidates if name in features][:1] if URL in features else []
@@ -306,7 +306,7 @@ def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
 
 
 def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:
-    """Load files found by `find_shards`; convert `.cls` numbers in tar files to classes if a file has their names."""
+    """Load files found by `find_shards`. If there is a file of class names, convert `.cls` numbers to classes."""
     splits = load_files(kind, files)
     names = read_class_names([class_folder(options)]) if kind == "webdataset" else []
     for split, rows in splits.items():
@@ -320,7 +320,7 @@ COLUMN_FORMATS = ((find_parquet, partial(load_files, "parquet")), (find_saved, l
 
 
 def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> DatasetDict | None:
-    """Load a path in the first format whose files are found, or `None`; if it does not exist, load from the Hub."""
+    """Load a path in the first matching format, or return `None`. If the path does not exist, load from the Hub."""
     if not options.path.exists():
         return load_from_hub(options)
     options.check_no_hub_options()
@@ -330,14 +330,14 @@ def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> D
 def load_splits(
     options: SourceOptions, take: Take, others: Formats, problem: str, columns: Formats = COLUMN_FORMATS
 ) -> DatasetDict:
-    """Load a dataset from a path in the first format whose files are found, or from the Hub.
+    """Load a dataset from a path in the first matching format, or from the Hub if the path does not exist.
 
     Args:
         options: Location of the dataset and names of its columns.
         take: Function that selects the image and target columns of a split from the Hub or of a format in `columns`.
             Its arguments are the split, its name, and `options`.
-        others: Formats whose readers select these columns themselves, tried after `columns`.
-        problem: End of the error message for paths of unknown format, after the path.
+        others: Formats tried after `columns`. Their readers select the image and target columns themselves.
+        problem: Text that follows the path in the error message for paths of unknown format.
         columns: Formats with arbitrary column names.
     """
     if (splits := load_columns(options, columns)) is not None:

@@ -52,7 +52,7 @@ def load_semantic_segmentation(
         reduce_labels: Whether class numbers in masks start at 1, with 0 for unlabeled pixels.
         binary_masks: Whether masks contain 0 for the first of two classes and 255 for the second.
         annotation_orientation: Whether masks refer to the "stored" or to the "displayed" image, if it has an EXIF
-            orientation; by default ("auto") detected by their size.
+            orientation; by default ("auto") detected by the size of the masks.
         mask_column_name: Column of masks, if it has no usual name ("mask", "label", "annotation", ...).
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -88,16 +88,16 @@ def load_universal_segmentation(
     The format of `source` is detected in this order:
 
     - COCO: an annotation file or a folder with `annotations/panoptic_train2017.json`, `annotations/instances_...`, or
-      `train/annotations.json`, ... Crowds are not used for training, and predictions in them are not false positives;
+      `train/annotations.json`, ... Crowds are ignored in training, and predictions in them are not false positives;
     - any format of `load_semantic_segmentation`. Each connected region of a thing class becomes one instance, which
       assumes that things do not touch; a stuff class has one mask per image.
 
     Args:
         source: Path, or name of a dataset on the Hub.
         thing_names: Names of the thing classes of semantic masks, which contain no instances; an empty list if all
-            classes are stuff. Required for semantic masks. COCO annotations contain this information.
+            classes are stuff. Required for semantic masks; not needed for COCO annotations.
         annotations: "panoptic" or "instances", if `source` has both.
-        class_names: As in `load_semantic_segmentation`, also for the arguments below.
+        class_names: Names of the classes, as in `load_semantic_segmentation`.
         classes_file: File of class names or colors.
         reduce_labels: Whether class numbers in masks start at 1.
         binary_masks: Whether masks contain only 0 and 255.
@@ -136,7 +136,7 @@ def _load_masks(
     classes_file: str | None,
     *encoding: bool,
 ) -> tuple[DatasetDict, ClassList]:
-    """Load images, masks and classes; `encoding` contains the last two arguments of `choose_classes`."""
+    """Load images, masks and classes; `encoding` contains `reduce_labels` and optionally `binary_masks`."""
     splits = _load_pairs(options, "mask", orientation)
     folder = class_folder(options, class_names or classes_file)
     return splits, choose_classes(folder, class_names, classes_file, *encoding)

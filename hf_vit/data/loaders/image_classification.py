@@ -150,7 +150,7 @@ def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[Dataset
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
-    """Load images with optional labels, from all formats with columns and from `others`, see `load_splits`."""
+    """Load images with optional labels, from formats with columns or from the formats `others`, see `load_splits`."""
     return load_splits(options, take, others, problem, _formats(options))
 
 
@@ -160,7 +160,7 @@ def _formats(options: SourceOptions) -> Formats:
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Read images (opened on access) and labels (text) from tables, by split."""
+    """Read images, which are opened on access, and labels as text from the tables of all splits."""
     return load_tables(tables, options, "label", _label_in, Value("string"))
 
 
@@ -187,14 +187,14 @@ def _label_in(cell: Any, where: str) -> str | None:
 def image_and_label(
     dataset: Any, split: str, options: SourceOptions, *, column: str = "label", is_required: bool = True
 ) -> Any:
-    """Select the columns `image` and label of a `Dataset` or an `IterableDataset`.
+    """Select the columns of images and labels of a `Dataset` or an `IterableDataset`.
 
     Args:
         dataset: Dataset with arbitrary column names.
         split: Name of the split.
         options: Names of the columns.
         column: New name of the label column.
-        is_required: Whether labels are required; otherwise, they are ignored if the choice of column is ambiguous.
+        is_required: Whether labels are required. Otherwise, they are ignored if several columns may contain them.
     """
     where, features = f"The split {split!r}", dataset.features
     columns = {options.choose_image(features, where): "image"}
@@ -223,7 +223,7 @@ class LabeledStream:
     Args:
         names: Names of the classes, in the order of class numbers.
         rows: Stream of the training images: `image` (encoded), `file` and `label` (class number).
-        held_out: Fraction of `rows` to use for validation, selected by a hash of the image content.
+        held_out: Fraction of `rows` that is used for validation, selected by a hash of the image content.
         listed: Other splits that are on disk, in the format of `load_image_classification`.
         streamed: Other splits that are on the Hub, in the format of `rows`.
     """
@@ -245,7 +245,7 @@ class LabeledStream:
         Args:
             split: "train", "validation", or another key of `streamed`.
             count: Number of rows.
-            buffer_size: Size of the shuffle buffer in rows, because data may be sorted by class.
+            buffer_size: Size of the shuffle buffer in rows. Rows are shuffled because they may be sorted by class.
         """
         rows = self.streamed.get(split, self.rows).shuffle(seed=SPLIT_SEED, buffer_size=buffer_size)
         chosen: Iterable[dict[str, Any]] = rows
@@ -317,13 +317,13 @@ def held_out_images_of_stream(images: Dataset, source: str, train_val_split: flo
     """
     options = SourceOptions(source)
     if options.path.exists() and not open_streams(options):
-        return hold_out(images, train_val_split)["test"]  # files in a list are split as without streaming
+        return hold_out(images, train_val_split)["test"]  # listed files are split in the same way as without streaming
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
     return images.select([number for number, row in enumerate(rows) if not _is_training_row(row, train_val_split)])
 
 
 def _is_training_row(row: dict[str, Any], share: float) -> bool:
-    """Return whether a row is used for training, by a hash of the image, so that equal images stay together."""
+    """Decide by a hash of the image whether a row is used for training. Equal images get the same decision."""
     image = row["image"] or {}
     content = image.get("bytes") or (image.get("path") or "").encode()
     return zlib.crc32(content) >= share * 2**32

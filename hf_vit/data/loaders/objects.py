@@ -67,10 +67,10 @@ def load_object_detection(
         box_errors: Treatment of boxes that exceed their image or have no area: "raise" lists them in an error, "clip"
             clips them to the image and removes those completely outside, "drop" removes all of them.
         bbox_format: Format of boxes in columns: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
-            pixels) or "yolo" (center x, y, width, height as fractions of the image); by default "coco" if it fits.
-        class_names: Names of the classes if they are numbers in the data, or their order if they are names.
+            pixels) or "yolo" (center x, y, width, height as fractions of the image); default: "coco" if it fits best.
+        class_names: Names of all classes in order, for class numbers or to set the order of class names in the data.
         annotation_orientation: Whether boxes refer to the "stored" or to the "displayed" image, if it has an EXIF
-            orientation; by default ("auto") detected by its size.
+            orientation; by default ("auto") detected by the image size.
         objects_column_name: Column of objects, if it has no usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -120,7 +120,7 @@ def load_keypoint_detection(
     - a table (.csv, .tsv, .jsonl), see `load_landmarks`, or a folder with `train.csv`, ..., or with a single table;
     - if the path does not exist, the name of a dataset on the Hub, with columns as in parquet files.
 
-    Coordinates are in pixels; integers are pixel centers, and -1, -1 means not labeled. The default box is the image.
+    Coordinates are in pixels. Integers are pixel centers, and -1, -1 means not labeled. The default box is the image.
 
     Args:
         source: Path, or name of a dataset on the Hub.
@@ -134,7 +134,7 @@ def load_keypoint_detection(
 
     Returns:
         Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and the
-        properties of the keypoints. Images are not decoded; use `check_dense` to detect damaged ones and wrong sizes.
+        properties of the keypoints. Images are not decoded; `check_dense` detects damaged images and wrong sizes.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
@@ -153,7 +153,7 @@ def load_keypoint_detection(
         )
     table, notes = clean_keypoints(join_tables(tables))
     table = upright(table, annotation_orientation)
-    if whole_image:  # the areas of objects are kept
+    if whole_image:  # replaces boxes but keeps the areas of objects
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
     rows = keypoint_rows(table, box_errors, source)

@@ -52,8 +52,8 @@ def load_unlabeled_images(
 
     Returns:
         The available splits among "train", "validation" and "test", with the columns `image` (`datasets.Image`),
-        `file` (see `add_file_column`) and `number` (index of the image). If there is a single source with labels, from
-        a column or class folders, also `class_number` (`datasets.ClassLabel`), -1 for images without a label.
+        `file` (see `add_file_column`) and `number` (index of the image). A single source with labels, from a column or
+        class folders, also has `class_number` (`datasets.ClassLabel`), which is -1 for images without a label.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
@@ -78,7 +78,7 @@ def _options_of(sources: Sequence[str], label: str | None, keywords: SourceKeywo
 
 
 def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Concatenate datasets or streams by split, without classes, which differ between datasets."""
+    """Concatenate datasets or streams by split. Classes are dropped because they differ between datasets."""
     if len(opened) == 1:
         return opened[0]
     parts = {name: [splits[name] for splits in opened if name in splits] for name in SPLITS}
@@ -103,14 +103,14 @@ def _load(options: SourceOptions) -> DatasetDict:
 
 
 def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
-    """Return the tables of a dataset if all of them have a label column; otherwise, its folder is listed instead."""
+    """Return the tables of a dataset if all of them have a label column, otherwise an empty dictionary."""
     names = USUAL_NAMES["label"] if target_column is None else (target_column,)
     tables = find_tables(path)
     return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
-    """Convert the column `class_number` of all splits to the same `ClassLabel` type; drop it unless all have it."""
+    """Convert the column `class_number` to one `ClassLabel` type; drop it if it is missing in any split."""
     if not all(CLASS in split.column_names for split in splits.values()):
         others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
         return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
@@ -176,9 +176,9 @@ def stream_images(
         **keywords: As in `load_unlabeled_images`.
 
     Returns:
-        The available splits among "train", "validation" and "test", with the columns `image` (encoded) and `file`. If
-        there is a single source with labels, also `class_number`, as text, because numbering classes would require
-        reading the whole stream; see `first_images`.
+        The available splits among "train", "validation" and "test", with the columns `image` (encoded) and `file`. A
+        single source with labels also has the column `class_number`. It contains text, because numbering the classes
+        would require reading the whole stream; see `first_images`.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.

@@ -29,8 +29,8 @@ def load_image_text(
 
     The format of `source` is detected in this order:
 
-    - a parquet file, or a folder of them as in `load_image_classification`, with a column of images and one of
-      captions;
+    - a parquet file, or a folder of them as in `load_image_classification`, with a column of images and a
+      column of captions;
     - a folder written by `Dataset.save_to_disk`;
     - a table (.jsonl, .csv, .tsv) of image paths (relative to the table) and captions, or a folder with `train.jsonl`,
       ..., or with `metadata.jsonl`, there or in `train/`, `val/`, ...; an optional column `split` gives the split;
@@ -66,7 +66,7 @@ def load_image_text(
 
 
 def _as_list(value: Any, where: str) -> list[str]:
-    """Return the captions of a row as list; a missing caption becomes an empty string."""
+    """Return the captions of a row as a list; a missing caption becomes an empty string."""
     captions = value if isinstance(value, list) else [value]
     if not all(caption is None or isinstance(caption, str) for caption in captions):
         raise ValueError(f"{where} has the caption {value!r}, which is not a text or a list of texts. Correct it.")
