@@ -17,7 +17,7 @@ from .tasks.base import Task
 
 logger = logging.get_logger(__name__)
 MAX_VALUE_LENGTH = 60  # maximum number of characters of a value in a message
-TRAINED_ON = ("train", "validation")  # "validation" affects early stopping and the best model
+TRAINED_ON = ("train", "validation")  # splits that affect the model; "validation" chooses the best step
 
 
 def describe_arguments(task: Task) -> dict[str, Any]:

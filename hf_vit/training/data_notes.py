@@ -1,4 +1,4 @@
-"""Data checks before a run: missing classes, empty masks, transparency and duplicates, also noted in the model card.
+"""Data checks before a run, also reported in the model card: missing classes, empty masks, transparency, duplicates.
 
 Shapes: C classes or keypoints, H W pixels.
 """
@@ -53,7 +53,7 @@ class SplitClasses:
     count: int | None
 
     def describe_reading(self) -> str:
-        """Return the number of examples that were read, in parentheses; empty if all were read."""
+        """Return the number of examples that were read, as text in parentheses, or "" if all examples were read."""
         if self.num_read == self.count:
             return ""
         total = "" if self.count is None else f" of {self.count:,}"
@@ -154,7 +154,7 @@ def _note_alike(names: Sequence[str]) -> list[str]:
 
 
 def _note_empty(split: str, seen: SplitClasses) -> list[str]:
-    if not 0 < len(seen.empty) < seen.num_read:  # an error is raised if all masks are empty
+    if not 0 < len(seen.empty) < seen.num_read:  # if all masks are empty, an error is raised instead
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
     logger.warning("%s and are not used:%s", note, in_lines(seen.empty, MAX_NAMED))
@@ -186,7 +186,7 @@ def find_label_classes(labels: Sequence[int], num_classes: int, is_stream: bool 
 
 
 def check_transparency(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
-    """Warn about transparent images and return sentences for the model card; each process reads a share of them."""
+    """Warn about transparent images and return sentences for the model card. Each process reads some of the images."""
     encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
     found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS

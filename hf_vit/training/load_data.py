@@ -38,19 +38,19 @@ def load_targets(
 ) -> TargetData:
     """Load and check the data of a training run, and hold out validation images if they are needed and missing.
 
-    If `args.train_val_split` is None, a tenth of the training images is held out if the validation split is missing or
-    reported as the test split, and if validation scores choose the best step or another value, or the data has no test
-    split.
+    If `args.train_val_split` is None, a tenth of the training images is held out if two conditions hold. First, the
+    validation split is missing or serves as the test split. Second, validation scores choose the best step or another
+    value, or the data has no test split.
 
     Args:
         load: Function that loads the data.
         args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
         training_args: Training arguments.
-        needs_validation: Number of training images from which on the task chooses a value, such as a score threshold,
-            by validation scores. None if it never does.
+        needs_validation: Minimum number of training images for which the task chooses a value, such as a score
+            threshold, by validation scores. None if the task chooses no value.
 
     Returns:
-        The data with those of the splits "train", "validation" and "test" that exist.
+        The data. Its splits are "train", "validation" and "test", or some of these.
 
     Raises:
         OSError: if the data is missing.
@@ -102,11 +102,11 @@ def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> Dataset
 
 
 def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Return the name of the split to evaluate, and of the split it is taken from; see `load_evaluation_targets`."""
+    """Return the names of the split to evaluate and of the split with its images; see `load_evaluation_targets`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # the model does not record it
+    if args.train_val_split is None:  # the saved model does not record the share
         args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -133,7 +133,7 @@ def evaluation_images(
 
     Args:
         data: The data.
-        split: Split to evaluate. "validation" may be held out of the source "train".
+        split: Split to evaluate. "validation" may consist of images held out of the source "train".
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
