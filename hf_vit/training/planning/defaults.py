@@ -274,12 +274,8 @@ UNSTORED = {
     *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
-HEAD_OPTIONS = {
-    "head",
-    "decoder",
-    "text_model_name_or_path",
-    "text_preset",
-}  # select heads with other fields
+# Options that select heads with other fields
+HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}
 
 
 def choose(

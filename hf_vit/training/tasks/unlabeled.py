@@ -25,10 +25,10 @@ from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
-# Usage of a model in the stock feature extraction pipeline
+# Code for model cards that uses a model in the feature extraction pipeline of transformers
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # pretraining on 900 photos was hardly better than random weights, on 3,000 it was (model_cards/)
+FEW_IMAGES = 2000  # 900 photos were hardly better than random weights, 3,000 were (model_cards/)
 RAW_SIZE = 32  # image side in pixels for the raw pixel baseline
 
 
@@ -40,7 +40,7 @@ class NeighborEvaluator(BaseEvaluator):
     compared: ClassVar[str]  # description of the features
     baseline_name: ClassVar[str]
     known: TargetDataset  # training images with known classes
-    is_baseline: bool = field(default=False, kw_only=True)  # whether raw pixels are the features
+    is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
     _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D) and classes (M,)
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class NeighborEvaluator(BaseEvaluator):
         )
 
     def described(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Return the features of each image (B, D); for the baseline, the pixels of the downscaled image."""
+        """Return the features of each image, (B, D). The features of the baseline are the downscaled pixels."""
         return raw_pixels(pixel_values) if self.is_baseline else self.features(model, pixel_values)
 
     @abstractmethod
@@ -77,7 +77,7 @@ class NeighborEvaluator(BaseEvaluator):
         """Return the features of each image, (B, D)."""
 
     def classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        """Return the class index of each image by its neighbors, None if no classes are known."""
+        """Predict the class index of each image from its nearest neighbors; None if no training image has a class."""
         if self._neighbors is None:
             return [None] * len(pixel_values)
         numbers: list[int] = classify_by_neighbors(self.described(model, pixel_values), *self._neighbors).tolist()
@@ -117,7 +117,7 @@ class UnlabeledTask(Task):
         )
 
     def count_training_images(self) -> int:
-        """Return the number of training images; for a stream, of those that are read in advance."""
+        """Return the number of training images; for a stream, the number of images that are read in advance."""
         return self.loaded.num_train
 
     def count_evaluated_images(self, split: str) -> int:
