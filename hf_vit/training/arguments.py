@@ -188,7 +188,7 @@ class TaskArguments(SourceArguments):
         return self.overrides().get(self.task_config) or {}
 
     def given_values(self, group: str) -> dict[str, Any]:
-        """Return the options of a help group whose values differ from the defaults, by name."""
+        """Return the options of a help group that differ from their defaults, by name."""
         defaults = {item.name: item.default for item in fields(self)}
         return {name: value for name, value in values_of(self, group).items() if value != defaults[name]}
 

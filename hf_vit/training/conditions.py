@@ -48,7 +48,7 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare the conditions of a run with those in a checkpoint, for the names that both contain.
+    """Compare the conditions of a run with the conditions in a checkpoint, for all names that occur in both.
 
     Args:
         task: The task to resume.

@@ -45,7 +45,7 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Return the Kullback-Leibler divergence of logits (B, K) from those of the teacher, averaged over images.
+    """Return the Kullback-Leibler divergence of logits (B, K) from the teacher's logits, averaged over images.
 
     The logits are divided by the temperature; values above 1 give unlikely classes more weight. The loss is multiplied
     by the squared temperature, so that the gradient keeps its scale. Unlike the DeiT paper, the DeiT code also divides

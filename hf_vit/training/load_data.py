@@ -25,7 +25,7 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-LABEL, MODEL_LABEL = "label", "model_label"  # columns of the class index in the data and in the model
+LABEL, MODEL_LABEL = "label", "model_label"  # columns with class indices of the data and of the model
 HELD_OUT = 0.1  # default share of training images held out for validation
 
 
@@ -231,7 +231,8 @@ def load_evaluation_targets(
     Args:
         load: Function that loads the data.
         args: Options of the data.
-        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
+        split: Name of the split. By default, the first existing one of "test", "validation" and, with a warning,
+            "train".
         label2id: Class index of the model by class name.
         training_args: Arguments with the seed and the number of processes.
         was_streamed: Whether the model was trained on a stream, which holds out different images.
@@ -253,7 +254,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Return data whose targets use the class or keypoint indices of a model, which must have all of them."""
+    """Return data with targets that use the class or keypoint indices of a model. The model must have all of them."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):

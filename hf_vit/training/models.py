@@ -364,7 +364,7 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
 
     Args:
         model: Model with an `HfViTModel` as base.
-        images: Model inputs (C, H, W), whose sides are multiples of the patch size.
+        images: Model inputs (C, H, W). H and W are multiples of the patch size.
         seed: Seed of the rotation.
 
     Raises:

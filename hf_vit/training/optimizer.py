@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, Muon, and a schedule whose length may change during the run."""
+"""Optimizers: parameter groups, Muon, and a learning rate schedule that supports changes of its length."""
 
 import math
 from collections import defaultdict
@@ -54,7 +54,7 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
-    """Return the layer index of each parameter: embeddings 0, block i i + 1, final norm the index of the last block.
+    """Return the layer index of each parameter: embeddings 0, block number i + 1, final norm as the last block.
 
     Also returns the layer index of all other parameters: pooling, heads, decoders, text tower.
     """
@@ -209,7 +209,7 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules within a module, including itself, whose parameters are all frozen."""
+    """Return the largest fully frozen modules within a module, possibly the module itself."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -219,7 +219,7 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Change the singular values of matrices (n, A, B) to about 1 (between 0.7 and 1.2) with Newton-Schulz steps.
 
-    The steps run in bfloat16, whose precision is sufficient, unless the matrices are in float64.
+    The steps run in bfloat16, which is precise enough, unless the matrices are in float64.
 
     Source: https://kellerjordan.github.io/posts/muon/.
     """

@@ -71,7 +71,7 @@ def is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """List the files in a folder and its subfolders `ema/` and `adapter/` whose names match those of training outputs.
+    """List the training outputs in a folder and its subfolders `ema/` and `adapter/`, recognized by file name.
 
     Args:
         folder: Output folder of a training run. It may not exist.

@@ -30,7 +30,7 @@ from .training_arguments import training_options_of
 
 
 Size = tuple[int, int]
-# Models whose batches cannot be resized, with the reason and an alternative
+# Models that do not support resized batches, with the reason and an alternative
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",

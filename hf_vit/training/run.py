@@ -56,7 +56,7 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # minimum change in the number of steps that is reported
-# Maximum number of optimizer values per trained weight: AdamW has two averages.
+# Maximum number of optimizer values per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
@@ -414,7 +414,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
     Args:
         trainer: A trainer that is ready to train.
-        recipe: Given and chosen arguments, see `given_arguments`.
+        recipe: Arguments that were given or chosen, see `given_arguments`.
         notes: Notes about missing or unusual data.
     """
     args, config = trainer.args, trainer.model.config

@@ -75,8 +75,8 @@ class UnlabeledImages(TargetData):
     For a stream, `splits` holds a fixed sample of images to evaluate, with "train" only if there is no other split.
 
     Args:
-        known: Training images with a class, in which nearest neighbors are searched to evaluate features. They are not
-            evaluated themselves. May be empty.
+        known: Training images with a class label. Features are evaluated by searching nearest neighbors in these
+            images, which are not evaluated themselves. May be empty.
         num_train: Number of training images; for a stream, the number of images that were read in advance.
     """
 
@@ -120,7 +120,7 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
 
 
 def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: int) -> Dataset:
-    """Return a random sample of the images that have a class, without the first `num_scored` images."""
+    """Return a random sample of the images that have a class label, excluding the first `num_scored` images."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
@@ -157,7 +157,7 @@ class SkippingCollator:
 
 
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
-    """Return a loader that reads the shards of this process, instead of one that reads all on the main process."""
+    """Return a loader that reads only the shards of this process, in place of a loader on the main process only."""
     base: DataLoader[Any] = loader.base_dataloader
     stream = base.dataset
     assert isinstance(stream, AugmentedStream)

@@ -1,4 +1,4 @@
-"""Callbacks whose state is saved with checkpoints and restored on resume: epoch, time, optimizer options."""
+"""Callbacks with a state (epoch, time, optimizer options) that is saved in checkpoints and restored on resume."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class StatefulCallback(TrainerCallback):
         """
 
     def load_state(self, folder: Path) -> None:
-        """Load the state from a checkpoint: the one to resume from, or the best one at the end of training."""
+        """Load the state from a checkpoint: the checkpoint to resume from, or at the end of training the best one."""
 
 
 class LoadStates(TrainerCallback):

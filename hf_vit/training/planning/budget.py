@@ -73,8 +73,8 @@ class Budget:
         seconds: Total time in seconds, from the start of the process.
         num_scored: Number of images evaluated after the last step; an image evaluated twice counts twice.
         num_validated: Number of images per validation; 0 without validation images.
-        num_probed: Number of images whose features the linear probe computes before the first step.
-        num_trained: Number of training images whose features may be stored.
+        num_probed: Number of images for the linear probe, which are encoded before the first step.
+        num_trained: Number of training images for which features may be stored.
         batch: Number of images per step.
         most_bytes: Maximum size of the stored features in bytes.
         clock: Function that returns the elapsed seconds, identical on all processes.
@@ -100,7 +100,7 @@ class Budget:
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
-        evaluations *= evaluations > 1  # the report evaluates the last step anyway
+        evaluations *= evaluations > 1  # a single one is omitted: the report evaluates the last step
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
@@ -143,7 +143,7 @@ class StepTimes(TrainerCallback):
     """Record the time of each step, and stop once the steps have been timed for long enough.
 
     Args:
-        seconds: Minimum total time of the timed steps, of which there are at least `LEAST_TIMED`.
+        seconds: Minimum total time of the timed steps. At least `LEAST_TIMED` steps are timed.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -152,7 +152,7 @@ SMALL_NATIVE = 40  # maximum side in pixels of thumbnails and symbols
 
 def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Return the augmentation options of a classifier; more epochs need stronger augmentation."""
-    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols such as digits must not be flipped
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # do not flip symbols such as digits
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
@@ -300,7 +300,7 @@ def choose(
         size: Chosen size of model and images, if any.
         steps: Number of training steps, if known.
         batch: Number of images per step on all processes, if given.
-        evaluations: Number of evaluations, including the one after the last step; 0 or at least 2.
+        evaluations: Number of evaluations, including the evaluation after the last step; 0 or at least 2.
         views: Number of views per image with stored features. All but the last `stores` blocks are frozen. With 0, all
             blocks are trained.
 
@@ -322,7 +322,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # overrides `is_settled`
+    if views:  # stored features require these options
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})

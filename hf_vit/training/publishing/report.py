@@ -35,7 +35,7 @@ MAX_BASELINE_IMAGES = 5000  # maximum number of training images for the naive ba
 
 
 def evaluation_split(splits: Iterable[str]) -> str:
-    """Return the split of the final evaluation: "test", else "validation", else "train"."""
+    """Return the split of the final evaluation: the first existing one of "test", "validation" and "train"."""
     return next(name for name in ("test", "validation", "train") if name in splits)
 
 
@@ -73,8 +73,8 @@ def describe_data(
 def public_name(source: str) -> str:
     """Return the public name of a dataset: its name on the Hub, or the name of its file or folder without the path.
 
-    Generic names such as `train/images` are prefixed with the parent folder, unless that is the home folder or the
-    working directory, whose names are private.
+    Generic names such as `train/images` are prefixed with the parent folder, unless the parent is the home folder or
+    the working directory, because their names are private.
     """
     if not Path(source).exists():
         return source

@@ -127,13 +127,13 @@ class Task(ABC):
     limits: ClassVar[str]  # card sentences with placeholders for `num_classes` and values of `model`
     examples: ClassVar[str] = "images"  # noun for the examples in the card
     parts: ClassVar[str] = "in {} classes"  # noun phrase for the class names in the card
-    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to those of hf_vit
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to hf_vit's
     data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training run
     report_passes: ClassVar[float] = 1.5  # passes over the evaluated images at the end, with baseline
     least_held_from: ClassVar[int] = 1  # minimum number of training images to hold out some of them
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
-    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults that replace those of `HfViTTrainingArguments`
-    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
+    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # replace defaults of `HfViTTrainingArguments`
+    argument_help: ClassVar[Mapping[str, str]] = {}  # replace help texts of `HfViTTrainingArguments`
     defaults: ClassVar[TaskDefaults]  # default hyperparameters of the task
 
     options: Any

@@ -203,7 +203,7 @@ print(result["predicted_depth"])  # (height, width)""",
         return super().note_data()
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the depth range of the head: that of the given format, or that of the training depths."""
+        """Return the option of the maximum depth, which depends on the depth format or else on the training depths."""
         if self.options.depth_format is not None:
             return {"max_depth": self.options.max_eval_depth}
         return {"max_depth": choose_max_depth(self.depths["train"])}

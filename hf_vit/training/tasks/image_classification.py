@@ -219,7 +219,7 @@ class ImageClassification(SupervisedTask):
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Return a trainer to evaluate a saved model on labels of its problem type. Raises as in the base class."""
+        """Return a trainer to evaluate a saved model on labels of its problem type. Raises as the base class does."""
         config = read_config_of(saved.model_name_or_path)
         self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
@@ -228,7 +228,7 @@ class ImageClassification(SupervisedTask):
 
     @property
     def held_out_for(self) -> str:
-        """The choice between the linear probe and the fine-tuned model."""
+        """Verb phrase for the choice between the linear probe and the fine-tuned model."""
         return "choose between the linear probe and the fine-tuned model" if self.options.probe_classifier else ""
 
     @property
@@ -252,7 +252,7 @@ class ImageClassification(SupervisedTask):
         return model, processor
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer of a model, given its processor; raises as `make_trainer`."""
+        """Return the trainer of a model, given its processor. Raises the same errors as `make_trainer`."""
         if self.problem_type != SINGLE and self.args.metric_for_best_model == "accuracy":
             self.args.metric_for_best_model = EVALUATORS[self.problem_type][1].score_names[0]
         return super().make_trainer_of(model, processor)

@@ -131,7 +131,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
-    """Return the size of views with the aspect ratio of the image: `height` in pixels, else `share` of the image."""
+    """Return the size of views with the aspect ratio of the image: `height` in pixels or `share` of the image."""
     if height is None:
         patch_height = to_pair(config.patch_size)[0]
         height = max(1, round(to_pair(config.image_size)[0] * share / patch_height)) * patch_height

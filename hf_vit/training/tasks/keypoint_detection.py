@@ -45,7 +45,7 @@ class KeypointEvaluator(Evaluator):
 
     Args:
         skeleton: Pairs of keypoints that are connected by lines in pictures.
-        flip_test: Whether heatmaps are averaged with those of the mirrored image.
+        flip_test: Whether the heatmaps of an image and of its mirrored copy are averaged.
     """
 
     lack = "no keypoint is labeled. Check the visibility in the annotations."

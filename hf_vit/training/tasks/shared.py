@@ -132,7 +132,7 @@ class SupervisedTask(Task):
 
 @dataclass
 class SpatialTask(SupervisedTask):
-    """Task whose targets have positions in the image."""
+    """Task with targets that have positions in the image, such as boxes or masks."""
 
     collator_class: ClassVar[type[Any]] = DensePredictionCollator
     augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(DenseAugmentation)

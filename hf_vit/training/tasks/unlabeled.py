@@ -1,6 +1,6 @@
 """Pretraining tasks without labels: images, and evaluation of the features by nearest neighbors.
 
-Shapes: B batch, C channels, H W pixels, D feature size, M images with known classes.
+Shapes: B batch, C channels, H W pixels, D feature size, M labeled training images.
 """
 
 from abc import abstractmethod
@@ -39,13 +39,13 @@ class NeighborEvaluator(BaseEvaluator):
     loss_meaning: ClassVar[str]  # description of the loss
     compared: ClassVar[str]  # description of the features
     baseline_name: ClassVar[str]
-    known: TargetDataset  # training images with known classes
+    known: TargetDataset  # training images that have a class label
     is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
     _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D) and classes (M,)
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
-        """Compute the features of all training images with known classes, shared among the processes."""
+        """Compute the features of all training images with a class label. The processes share the work."""
         if not len(self.known):
             return
         trainer.model.eval()
@@ -121,12 +121,12 @@ class UnlabeledTask(Task):
         return self.loaded.num_train
 
     def count_evaluated_images(self, split: str) -> int:
-        """Return the number of images that an evaluation of a split reads, including those with known classes."""
+        """Return the number of images that an evaluation reads: the split, and training images with a class label."""
         return super().count_evaluated_images(split) + len(self.loaded.known)
 
     @property
     def known(self) -> TargetDataset:
-        """Training images with known classes."""
+        """Training images that have a class label."""
         return TargetDataset(self.loaded.known, masked_image_target)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:

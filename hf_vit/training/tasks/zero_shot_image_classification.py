@@ -321,7 +321,7 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
 
 @dataclass(eq=False)
 class ZeroShotEvaluator(ClassificationEvaluator):
-    """Score an image-text model as a classifier whose weights are the embeddings of the class names.
+    """Score an image-text model as a classifier that uses the embeddings of the class names as weights.
 
     Args:
         class_embeds: Embeddings of the K class names, (K, E), of length 1.
@@ -417,7 +417,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return super().note_data()
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-        """Return the model to train and its processor, whose tokenizer is trained on the captions if none is given.
+        """Return the model to train and its processor. If no tokenizer is given, one is trained on the captions.
 
         Raises:
             OSError: If a model or a tokenizer cannot be read.
