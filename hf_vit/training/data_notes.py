@@ -29,7 +29,7 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 MAX_SECONDS = 30.0  # time limit per check and split
-DUPLICATES_SECONDS = 30.0  # time limit for all splits together
+DUPLICATES_SECONDS = 30.0  # time limit of the duplicate check for all splits together
 MAX_NAMED = 10
 CHUNK_SIZE = 64  # number of images checked at a time
 
@@ -229,7 +229,7 @@ def check_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplic
         if twice := sorted(index for index, own in read[second].items() if own in seen):
             notes.append(f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well.")
             names = in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED)
-            # Estimate the share among all training images from those that were read.
+            # Extrapolate the number of duplicates from the training images that were read to all training images.
             is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
             if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
                 advice = "Remove them from one of the splits, or set allow_duplicates to accept biased scores."

@@ -26,7 +26,7 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 LABEL, MODEL_LABEL = "label", "model_label"  # columns with class indices of the data and of the model
-HELD_OUT = 0.1  # default share of training images held out for validation
+HELD_OUT = 0.1  # default share of the training images that is held out for validation
 
 
 def load_targets(

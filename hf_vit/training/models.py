@@ -78,7 +78,7 @@ def load_model(
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
             apply_geometry(model, use_distillation_token=True)
-        model.config._name_or_path = args.model_name_or_path  # a rebuilt model does not have the name
+        model.config._name_or_path = args.model_name_or_path  # a model rebuilt from a configuration has no name
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error

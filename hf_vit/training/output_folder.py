@@ -55,7 +55,7 @@ REPORT_FILES = (
 )
 SPLITS = ("train", "validation", "test")  # values of the leading * of patterns in REPORT_FILES
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
-# Subfolders that hold a model or an adapter, with their files
+# Maps subfolders that contain a model or an adapter to patterns of their files
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
 
 TOUCH_SECONDS = 30.0  # interval at which an active run renews the time stamp of its lock file

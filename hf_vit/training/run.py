@@ -240,7 +240,7 @@ def finish(training: Training) -> None:
     task.choose_inference(trainer)  # must precede saving the model
     if task.choice:
         report(task.choice)
-    trainer.save_model(_internal_call=True)  # uploads come last, so that a failure does not prevent the report
+    trainer.save_model(_internal_call=True)  # no upload yet, so that a failed upload does not prevent the report
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(

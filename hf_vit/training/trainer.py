@@ -163,7 +163,7 @@ class HfViTTrainer(Trainer):
         self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
-        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of stored features
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # parent of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)
@@ -513,7 +513,7 @@ class HfViTTrainer(Trainer):
             elif is_adapted(plain_model):
                 plain_model.config.architectures = [
                     type(plain_model).__name__
-                ]  # the model may have been opened from a checkpoint of another task
+                ]  # the configuration may name the class of another task
                 plain_model.config.save_pretrained(folder)  # peft does not save the configuration
             (folder / TRAINING_ARGS_NAME).unlink()
             arguments = json.dumps(self.args.to_dict() | self._hidden, indent=2) + "\n"
@@ -601,7 +601,7 @@ class HfViTTrainer(Trainer):
             OSError: If the upload fails; the message explains how to repeat it.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:  # if push_to_hub is not set in the arguments
+        if self.hub_model_id is None:  # None unless push_to_hub is set in the arguments
             self.args.hub_private_repo = private if private is not None else self.args.hub_private_repo
             self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)

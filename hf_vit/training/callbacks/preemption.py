@@ -36,7 +36,7 @@ class PreemptionSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        # In shared memory, so that data loader workers can read it.
+        # The flag is in shared memory, so that data loader workers can read it.
         self.is_training = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @contextmanager
@@ -70,7 +70,7 @@ class WorkerStart:
     The main process needs their data to finish the current step. After training, SIGTERM ends the workers as usual.
     """
 
-    is_training: torch.Tensor  # flag in shared memory
+    is_training: torch.Tensor  # flag in shared memory, nonzero during training
     before: Callable[[int], None] | None  # start function that the data loader already had, if any
 
     def __call__(self, worker: int) -> None:

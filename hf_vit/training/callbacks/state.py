@@ -49,7 +49,7 @@ class LoadStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # Both are set by `HfViTTrainer.train`.
+        # `HfViTTrainer.train` sets both attributes.
         self.callbacks: Sequence[StatefulCallback] = ()
         self.checkpoint: Path | None = None  # checkpoint to resume from
 

@@ -16,7 +16,7 @@ from ..arguments import ClassificationArguments
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
-MOST_IMAGES = 20_000  # maximum number of images; more hardly change a linear classifier
+MOST_IMAGES = 20_000  # maximum number of images for a probe; more hardly improve a linear classifier
 LEAST_COMPARED = 400  # minimum number of training images for holding out a tenth to compare models
 
 

@@ -38,7 +38,7 @@ from .gather import find_start, gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-FRESH_SECONDS = 60.0  # maximum age of a process that was started for this run
+FRESH_SECONDS = 60.0  # maximum age in seconds of a process that was started for this run
 # Chosen options of runs without planning: runs with a recipe, and checkpoints of versions without planning
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
@@ -181,7 +181,7 @@ class Planner:
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
-        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # may be slower
+        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # bf16 may be slower
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])

@@ -29,7 +29,7 @@ from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
 
-PLACES = 64  # number of rows and columns of the baseline map if image sizes differ
+PLACES = 64  # rows and columns of the baseline prediction if image sizes differ
 SIMILAR_IMAGES = " It was trained on one dataset. Its scores may be much lower on other images."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 

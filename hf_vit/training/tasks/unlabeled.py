@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
 FEW_IMAGES = 2000  # 900 photos were hardly better than random weights, 3,000 were (model_cards/)
-RAW_SIZE = 32  # image side in pixels for the raw pixel baseline
+RAW_SIZE = 32  # side in pixels of the downscaled images of the raw pixel baseline
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class NeighborEvaluator(BaseEvaluator):
     """Evaluator that classifies an image by its nearest training images, see `classify_by_neighbors`."""
 
     loss_meaning: ClassVar[str]  # description of the loss
-    compared: ClassVar[str]  # description of the features
+    compared: ClassVar[str]  # description of the features that are compared
     baseline_name: ClassVar[str]
     known: TargetDataset  # training images that have a class label
     is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
