@@ -1,4 +1,4 @@
-"""Options that several tasks share: model and images."""
+"""Options for the model and the images that several tasks share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -31,7 +31,7 @@ from ..options.resolve import Options, values_of
 
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
-CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # exponent of the inverse class frequency
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # p in class weight = frequency ** -p
 class_weights_option = partial(
     regularization_option,
     None,
@@ -45,7 +45,7 @@ FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of 
 class SourceArguments(Options):
     """Options of the data source."""
 
-    # Fields with the same names as arguments of the loaders in `hf_vit.data`
+    # Names of the fields that are passed to the loaders in `hf_vit.data` as arguments of the same names
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
     takes_several: ClassVar[bool] = False  # whether several sources can be given, separated by commas
 
@@ -69,7 +69,7 @@ class SourceArguments(Options):
         return split_sources(self.dataset_name) if self.takes_several else [self.dataset_name]
 
     def source_options(self) -> dict[str, Any]:
-        """Return the arguments of the loaders of `hf_vit.data` besides `dataset_name`."""
+        """Return all arguments for the data loaders in `hf_vit.data` except `dataset_name`."""
         return {name: vars(self)[name] for name in self.loader_options}
 
 
@@ -147,7 +147,7 @@ class TaskArguments(SourceArguments):
         "Initialize the patch embedding of a new model by whitening training patches, which speeds up learning.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
-    holds_out: bool = field(init=False, default=False)  # whether images are held out, set once the data is loaded
+    holds_out: bool = field(init=False, default=False)  # set on loading: whether training images are held out
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,10 +165,10 @@ class TaskArguments(SourceArguments):
             )
 
     def overrides(self) -> dict[str, Any]:
-        """Return the fields of `config_overrides`, with `image_size` and the head options.
+        """Return the configuration fields to override: `config_overrides`, `image_size` and the head options.
 
         Raises:
-            ValueError: If they contain fields that the data determines, or an option twice.
+            ValueError: If a field is determined by the data, or an option is given twice.
         """
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
@@ -187,18 +187,18 @@ class TaskArguments(SourceArguments):
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
     def given_options(self) -> dict[str, Any]:
-        """Return the given head options; raises as `overrides`."""
+        """Return the head options that the user gave. Raises the same errors as `overrides`."""
         return self.overrides().get(self.task_config) or {}
 
     def given_values(self, group: str) -> dict[str, Any]:
-        """Return the options of a help group whose values differ from the defaults, by name."""
+        """Return the options of a help group that differ from their defaults, by name."""
         defaults = {item.name: item.default for item in fields(self)}
         return {name: value for name, value in values_of(self, group).items() if value != defaults[name]}
 
 
 @dataclass
 class StreamArguments(TaskArguments):
-    """Options of all tasks, for images that may be streamed."""
+    """Options of tasks that support streamed images."""
 
     streaming: bool = training_images_option(
         False,
@@ -247,7 +247,7 @@ class ClassificationArguments(StreamArguments):
         None, 'Class names of a stream, "cat,dog", if the data does not contain them.', essential=True
     )
 
-    # Augmentation of training images in this order, then batch transforms and the loss
+    # Augmentations of training images in the order in which they are applied, then batch transforms and the loss
     min_crop_scale: float = augmentation_option(
         0.35, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
@@ -333,7 +333,7 @@ class ClassificationArguments(StreamArguments):
             )
 
     def describe(self) -> dict[str, str]:
-        """Return the card's table rows for options that differ from the defaults."""
+        """Return the options that differ from the defaults, as table rows of the model card."""
         given = ", ".join(f"{name} {value}" for name, value in self.given_values("Regularization").items())
         return {"regularization": given} if given else {}
 
@@ -351,7 +351,7 @@ class UnlabeledArguments(StreamArguments):
 
     loader_options = (*StreamArguments.loader_options, "label_column_name")
     takes_several = True
-    masking_objective: ClassVar[str] = ""  # objective of the task that needs a mask token
+    masking_objective: ClassVar[str] = ""  # name of the training objective that needs a mask token
 
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
     label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
@@ -360,7 +360,7 @@ class UnlabeledArguments(StreamArguments):
     )
 
     def overrides(self) -> dict[str, Any]:
-        """Return the configuration fields that differ, with the mask token if the objective needs it."""
+        """Return the configuration fields to override, including the mask token if the objective needs one."""
         fields = super().overrides()
         objective = (fields.get(self.task_config) or {}).get("objective")
         return {"use_mask_token": True, **fields} if objective and objective == self.masking_objective else fields

@@ -28,7 +28,7 @@ from transformers.utils import (
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-CONDITIONS = "conditions.json"  # first file written to a checkpoint: the conditions of the run
+CONDITIONS = "conditions.json"  # options and data of the run; written before all other files
 CHECKSUMS = "SHA256SUMS"
 THREADS = 4  # number of threads that read files in parallel
 
@@ -114,7 +114,7 @@ def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | Non
 
 def complete(checkpoint: Path) -> None:
     """Write the checksums of a checkpoint once all processes have saved; raise `OSError` if a file is truncated."""
-    # torch does not report errors on closing a file, when the last bytes of a small file are written.
+    # Look for truncated files: torch does not report an error if the last bytes cannot be written on closing a file.
     if damage := find_damage(checkpoint):
         raise OSError(damage)
     write_checksums(checkpoint)
@@ -136,7 +136,7 @@ def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
 
 def missing_weights(folder: Path) -> list[str]:
     """List the missing weight files of a saved model: the single file, or the shards listed in its index."""
-    is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # checkpoints of adapters hold no other weights
+    is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # checkpoints of adapted models contain only adapter weights
     weights, index = {ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         try:
@@ -163,11 +163,11 @@ def find_incomplete(checkpoint: Path) -> str | None:
     try:
         names = read_checksums(checkpoint)
     except FileNotFoundError:
-        return f"it has no {CHECKSUMS}"  # the last file written
+        return f"it has no {CHECKSUMS}"  # the checksums are written last
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # FSDP uses other file names
+    if not any(name.startswith("optimizer") for name in names):  # exact names vary: FSDP uses others
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
@@ -175,7 +175,7 @@ def find_incomplete(checkpoint: Path) -> str | None:
 def find_damage(checkpoint: Path) -> str | None:
     """Return a description of the truncated files of a checkpoint, or None; does not read whole files."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_complete_safetensors(file)]
-    # A zip file ends with its directory, so a truncated file is not a valid zip file.
+    # A zip file ends with its table of contents, so a truncated file is not a valid zip file.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
     return f"truncated files: {', '.join(cut_off)}" if cut_off else None
@@ -202,7 +202,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def stopped_early_at(state: dict[str, Any]) -> int | None:
-    """Return the step at which early stopping ended the run of a trainer state, or None if it did not."""
+    """Return the step at which early stopping ended a run, according to its trainer state, or None if it did not."""
     stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback")
     if stopping is None:
         return None
@@ -218,7 +218,7 @@ def write_checksums(folder: Path) -> None:
     for place in {folder.parent, *(path.parent for path in folder.rglob("*"))}:
         flush_folder(place)
     lines = [f"{checksum}  {file.relative_to(folder).as_posix()}" for checksum, file in zip(sums, files, strict=True)]
-    # The number of files reveals lost lines. sha256sum ignores the line as a comment.
+    # The first line holds the number of files, which reveals missing lines. sha256sum treats it as a comment.
     write_atomically(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 

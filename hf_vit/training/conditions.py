@@ -17,7 +17,7 @@ from .tasks.base import Task
 
 logger = logging.get_logger(__name__)
 MAX_VALUE_LENGTH = 60  # maximum number of characters of a value in a message
-TRAINED_ON = ("train", "validation")  # "validation" affects early stopping and the best model
+TRAINED_ON = ("train", "validation")  # splits that affect the model; "validation" chooses the best step
 
 
 def describe_arguments(task: Task) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare the conditions of a run with those in a checkpoint, for the names that both contain.
+    """Compare the conditions of a run with the conditions in a checkpoint, for all names that occur in both.
 
     Args:
         task: The task to resume.

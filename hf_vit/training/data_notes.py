@@ -1,4 +1,4 @@
-"""Data checks before a run: missing classes, empty masks, transparency and duplicates, also noted in the model card.
+"""Data checks before a run, also reported in the model card: missing classes, empty masks, transparency, duplicates.
 
 Shapes: C classes or keypoints, H W pixels.
 """
@@ -29,7 +29,7 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 MAX_SECONDS = 30.0  # time limit per check and split
-DUPLICATES_SECONDS = 30.0  # time limit for all splits together
+DUPLICATES_SECONDS = 30.0  # time limit of the duplicate check for all splits together
 MAX_NAMED = 10
 CHUNK_SIZE = 64  # number of images checked at a time
 
@@ -53,7 +53,7 @@ class SplitClasses:
     count: int | None
 
     def describe_reading(self) -> str:
-        """Return the number of examples that were read, in parentheses; empty if all were read."""
+        """Return the number of examples that were read, as text in parentheses, or "" if all examples were read."""
         if self.num_read == self.count:
             return ""
         total = "" if self.count is None else f" of {self.count:,}"
@@ -154,7 +154,7 @@ def _note_alike(names: Sequence[str]) -> list[str]:
 
 
 def _note_empty(split: str, seen: SplitClasses) -> list[str]:
-    if not 0 < len(seen.empty) < seen.num_read:  # an error is raised if all masks are empty
+    if not 0 < len(seen.empty) < seen.num_read:  # if all masks are empty, an error is raised instead
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
     logger.warning("%s and are not used:%s", note, in_lines(seen.empty, MAX_NAMED))
@@ -186,7 +186,7 @@ def find_label_classes(labels: Sequence[int], num_classes: int, is_stream: bool 
 
 
 def check_transparency(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
-    """Warn about transparent images and return sentences for the model card; each process reads a share of them."""
+    """Warn about transparent images and return sentences for the model card. Each process reads some of the images."""
     encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
     found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
@@ -229,7 +229,7 @@ def check_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplic
         if twice := sorted(index for index, own in read[second].items() if own in seen):
             notes.append(f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well.")
             names = in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED)
-            # Estimate the share among all training images from those that were read.
+            # Extrapolate the number of duplicates from the training images that were read to all training images.
             is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
             if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
                 advice = "Remove them from one of the splits, or set allow_duplicates to accept biased scores."

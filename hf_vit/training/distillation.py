@@ -1,6 +1,6 @@
 """Distillation: options, losses and state of a student that also learns from a teacher.
 
-Shapes: B batch, K classes, n and L tokens, D width of the student, D' that of the teacher, h w and h' w' patch grids.
+Shapes: B batch, K classes, n and L tokens, D and D' widths of student and teacher, h w and h' w' their patch grids.
 """
 
 import os
@@ -30,8 +30,8 @@ from .callbacks.state import StatefulCallback
 from .teacher import Teacher, make_teacher, match_classes, names_of, open_teacher
 
 
-ALPHA = 0.5  # weight of the teacher in the loss
-PROJECTION_NAME = "distillation.safetensors"  # file in checkpoints next to the model
+ALPHA = 0.5  # default weight of the teacher's losses
+PROJECTION_NAME = "distillation.safetensors"  # checkpoint file with the trained weights outside the student
 TEMPERATURE = 3.0
 teacher_option = partial(option, group="Teacher")
 
@@ -45,11 +45,11 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Return the Kullback-Leibler divergence of logits (B, K) from those of the teacher, averaged over images.
+    """Return the Kullback-Leibler divergence of logits (B, K) from the teacher's logits, averaged over images.
 
     The logits are divided by the temperature; values above 1 give unlikely classes more weight. The loss is multiplied
-    by the squared temperature, so that the gradient keeps its scale. The code of DeiT also divides it by K, its paper
-    does not.
+    by the squared temperature, so that the gradient keeps its scale. Unlike the DeiT paper, the DeiT code also divides
+    the loss by K.
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
@@ -62,7 +62,7 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return 1 - cosine of tokens (B, n, D), averaged over the tokens of each image and then over images.
 
-    Only tokens with true `visible` (B, n) are used; None uses all.
+    Only tokens with `visible` (B, n) equal to True are used. If `visible` is None, all tokens are used.
     """
     losses = 1 - F.cosine_similarity(to_float32_or_higher(tokens), to_float32_or_higher(targets), dim=-1)  # (B, n)
     if visible is None:
@@ -80,7 +80,7 @@ def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
 class Projection(nn.Linear):
     """Linear layer that maps tokens of a student to the width of its teacher.
 
-    It is trained with the student but is not part of its modules, so it is not saved with the student's weights.
+    The layer is trained with the student, but it is not a submodule of the student and not saved with its weights.
     """
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
@@ -91,29 +91,29 @@ class Projection(nn.Linear):
 class Distillation(StatefulCallback, ABC):
     """Loss of a teacher that is added to the loss of a student during training.
 
-    The loss becomes (1 - alpha) times the student's own loss plus alpha times the teacher's. It is added in the
-    forward pass by a hook, so that DDP registers all parameters that take part. Hooks exist during training only, see
-    `attached`; evaluation and saving of the student are unchanged.
+    The loss becomes (1 - alpha) times the student's loss plus alpha times the teacher's loss. A hook adds the
+    teacher's loss in the forward pass, so that DDP registers all parameters that take part. The hook exists during
+    training only, see `attached`; evaluating and saving the student are unaffected.
 
     Args:
         teacher: The teacher.
         alpha: Weight of the teacher in the loss.
     """
 
-    description: str  # description for the card
+    description: str  # description for the model card
 
     def __init__(self, teacher: Teacher, alpha: float) -> None:
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
-        # Normalizer of all batches of a step, for models whose batch losses add up to that of the step
+        # Number of images in all batches of a step, for models with batch losses that add up to the loss of the step
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Context manager in which a student learns from the teacher, which is moved to its device."""
+        """Context manager within which a student learns from the teacher, which is moved to the same device."""
         self.teacher.to(student.device)
         if self.projection is not None:
             student.distillation_projection = self.projection.to(student.device)
@@ -129,7 +129,7 @@ class Distillation(StatefulCallback, ABC):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the student's own loss of a batch, and the teacher's losses by name, averaged over images."""
+        """Return the student's loss of a batch, and the teacher's losses by name, averaged over images."""
 
     @torch.compiler.disable
     def _teach(
@@ -155,13 +155,13 @@ class Distillation(StatefulCallback, ABC):
         return parts
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained weights outside the student, by name."""
+        """Return the trained weights that are not part of the student, by name."""
         if self.projection is None:
             return {}
         return {name: weight.detach() for name, weight in self.projection.named_parameters()}
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
-        """Save the trained weights outside the student to a checkpoint."""
+        """Save the trained weights that are not part of the student to a checkpoint."""
         if is_writer and (weights := self.weights()):
             save_file(weights, folder / PROJECTION_NAME)
 
@@ -173,7 +173,7 @@ class Distillation(StatefulCallback, ABC):
                 weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
-        """Return the card's table rows about the distillation."""
+        """Return the rows about the distillation for the table of the model card."""
         model, path = self.teacher.model, Path(self.teacher.name)
         name = path.resolve().name if path.exists() else self.teacher.name
         return {
@@ -197,7 +197,8 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
 def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
     """Raise `ValueError` if a teacher is incompatible with the training arguments.
 
-    `has_soft_labels` is true if labels are smoothed before the student gets them; `loss` replaces the student's loss.
+    `has_soft_labels` is true if labels are smoothed before they reach the student. `loss` is a function that replaces
+    the student's loss, if given.
     """
     if args.n_gpu > 1:
         raise ValueError(
@@ -220,9 +221,9 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
 
 
 class TokenDistillation(Distillation):
-    """Distillation of a teacher's predictions by a distillation token with its own head.
+    """Distillation of a teacher's predictions into a separate head on the distillation token of the student.
 
-    The head on the pooled image learns the labels; predictions are the mean of both heads. Source: DeiT,
+    The head on the pooled image learns the labels. The student predicts the mean of both heads. Source: DeiT,
     https://arxiv.org/abs/2012.12877.
 
     Args:
@@ -243,7 +244,7 @@ class TokenDistillation(Distillation):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the labels, and that of the teacher's predictions."""
+        """Return the loss with respect to the labels, and the loss with respect to the teacher's predictions."""
         own = classification_loss(outputs.cls_logits, inputs["labels"], student.config.problem_type)
         logits, theirs = outputs.distillation_logits, self.teacher.logits(inputs["pixel_values"])[:, self.order]
         if self.temperature is None:
@@ -254,8 +255,8 @@ class TokenDistillation(Distillation):
 class FeatureDistillation(Distillation):
     """Distillation of features: 1 - cosine of patch tokens and, if both models have one, of CLS tokens.
 
-    The student's last tokens pass a linear layer if the widths differ; the teacher's patches are resampled to the
-    student's grid. Padding is ignored.
+    If the widths of the models differ, a linear layer projects the student's last tokens. The teacher's patches are
+    resampled to the student's grid. Padding is ignored.
 
     Args:
         teacher: An encoder; the width of its tokens is found by encoding an image of the student's size.
@@ -279,7 +280,7 @@ class FeatureDistillation(Distillation):
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Context manager in which a student learns from the teacher, and the tokens of its encoder are kept."""
+        """Context manager within which the student learns from the teacher, and its encoder tokens are stored."""
         hook = student.model.register_forward_hook(self._keep)
         try:
             with super().attached(student):
@@ -289,14 +290,14 @@ class FeatureDistillation(Distillation):
             self._encoded = None
 
     def _keep(self, model: HfViTModel, _: tuple[Any, ...], outputs: ModelOutput) -> None:
-        if model.training:  # in evaluation nobody reads them, and they would occupy memory
+        if model.training:  # tokens are unused in evaluation, and would occupy memory
             self._encoded = outputs.last_hidden_state
 
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the student's own loss, and those of patches and CLS token."""
-        # (B, L, D'), prefix and patches first. Models with queries return them, because their heads run the blocks.
+        """Return the student's loss, and the distillation losses of the patches and the CLS token."""
+        # (B, L, D'), prefix and patches first. Models with queries return tokens, because their heads run the blocks.
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
@@ -353,7 +354,7 @@ class DistillationArguments(Options):
 
     @property
     def uses_token(self) -> bool:
-        """Whether a classifier learns by a distillation token."""
+        """Whether a classifier is trained with a distillation token."""
         return self.teacher is not None and self.distillation_type != "features"
 
     def kind(self, student_class: type[PreTrainedModel]) -> str:
@@ -363,7 +364,7 @@ class DistillationArguments(Options):
 
 
 def load_teacher(args: DistillationArguments, student_class: type[PreTrainedModel]) -> PreTrainedModel | None:
-    """Open the teacher of a run, before student and data; None without a teacher.
+    """Load the teacher of a run, before the student and the data are loaded; return None if no teacher is given.
 
     Args:
         args: Options of distillation.
@@ -391,12 +392,12 @@ def make_distillation(
     processor: BaseImageProcessor,
     teacher: PreTrainedModel | None,
 ) -> Distillation | None:
-    """Return the distillation of a run; None without a teacher.
+    """Return the distillation of a training run, or None if it has no teacher.
 
     Args:
         args: Options of distillation.
         student: The model to train.
-        processor: Its image processor.
+        processor: Image processor of the student.
         teacher: Teacher opened by `load_teacher`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Errors that end a training run early, with messages in one line."""
+"""Errors that end a training run early, with one-line messages."""
 
 import os
 import re
@@ -20,7 +20,7 @@ class Preempted(SystemExit):
 
     Args:
         number: Signal number.
-        message: What was saved, and how to resume.
+        message: Describes the saved checkpoint and how to resume.
     """
 
     def __init__(self, number: int, message: str) -> None:

@@ -55,7 +55,7 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
         self.predictions: list[dict[str, Any]] | None = None  # set to a list to collect predictions
-        # Thresholds of the last evaluation and the chosen ones. The key is True for the averaged weights.
+        # Thresholds found in the last evaluation, and chosen thresholds. Key: whether they are for averaged weights.
         self._found: dict[bool, Threshold | None] = {}
         self.thresholds: dict[bool, Threshold | None] = {}
         self._found_at_step = -1
@@ -73,7 +73,7 @@ class EvaluatorTrainer(HfViTTrainer):
             (metric.record(result.prediction, target), result.loss, result.weight, describe(result.prediction, target))
             for result, target in zip(results, inputs["targets"], strict=True)
         ]
-        # Removes images that were repeated to fill the last batch.
+        # `gather_for_metrics` removes images that were repeated to fill the last batch.
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         metric.update([record for record, *_ in gathered])
         self._losses += [(loss, weight) for _, loss, weight, _ in gathered]
@@ -92,7 +92,7 @@ class EvaluatorTrainer(HfViTTrainer):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
-        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # validation images only
+        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # only if validation images are evaluated
             self._found[is_average] = found = self.evaluator.metric.best_threshold()
             self._found_at_step = self.state.global_step
             self.evaluator.threshold = None if found is None else found.value
@@ -105,7 +105,7 @@ class EvaluatorTrainer(HfViTTrainer):
     def choose_threshold(self) -> None:
         """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.
 
-        The threshold has the best F1; see `best_threshold`. Averaged weights have a separate threshold. Without
+        The chosen threshold maximizes F1, see `best_threshold`. Averaged weights have a separate threshold. Without
         validation images, no threshold is set.
         """
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
@@ -154,7 +154,7 @@ class EvaluatorTrainer(HfViTTrainer):
 def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:
     """Predict a few evenly spaced images of a dataset, and draw the predictions next to the targets.
 
-    All processes predict, because the model may be distributed over them. The main process draws.
+    All processes predict, because the model may be distributed over the processes. The main process draws.
     """
     evaluator, model = trainer.evaluator, trainer.plain_model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()

@@ -25,8 +25,8 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-LABEL, MODEL_LABEL = "label", "model_label"  # columns of the class index in the data and in the model
-HELD_OUT = 0.1  # default share of training images held out for validation
+LABEL, MODEL_LABEL = "label", "model_label"  # columns with class indices of the data and of the model
+HELD_OUT = 0.1  # default share of the training images that is held out for validation
 
 
 def load_targets(
@@ -38,19 +38,19 @@ def load_targets(
 ) -> TargetData:
     """Load and check the data of a training run, and hold out validation images if they are needed and missing.
 
-    If `args.train_val_split` is None, a tenth of the training images is held out if the validation split is missing or
-    reported as the test split, and if validation scores choose the best step or another value, or the data has no test
-    split.
+    If `args.train_val_split` is None, a tenth of the training images is held out if two conditions hold. First, the
+    validation split is missing or serves as the test split. Second, validation scores choose the best step or another
+    value, or the data has no test split.
 
     Args:
         load: Function that loads the data.
         args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
         training_args: Training arguments.
-        needs_validation: Number of training images from which on the task chooses a value, such as a score threshold,
-            by validation scores. None if it never does.
+        needs_validation: Minimum number of training images for which the task chooses a value, such as a score
+            threshold, by validation scores. None if the task chooses no value.
 
     Returns:
-        The data with those of the splits "train", "validation" and "test" that exist.
+        The data. Its splits are "train", "validation" and "test", or some of these.
 
     Raises:
         OSError: if the data is missing.
@@ -102,11 +102,11 @@ def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> Dataset
 
 
 def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Return the name of the split to evaluate, and of the split it is taken from; see `load_evaluation_targets`."""
+    """Return the names of the split to evaluate and of the split with its images; see `load_evaluation_targets`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # the model does not record it
+    if args.train_val_split is None:  # the saved model does not record the share
         args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -133,7 +133,7 @@ def evaluation_images(
 
     Args:
         data: The data.
-        split: Split to evaluate. "validation" may be held out of the source "train".
+        split: Split to evaluate. "validation" may consist of images held out of the source "train".
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
@@ -231,7 +231,8 @@ def load_evaluation_targets(
     Args:
         load: Function that loads the data.
         args: Options of the data.
-        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
+        split: Name of the split. By default, the first existing one of "test", "validation" and, with a warning,
+            "train".
         label2id: Class index of the model by class name.
         training_args: Arguments with the seed and the number of processes.
         was_streamed: Whether the model was trained on a stream, which holds out different images.
@@ -253,7 +254,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Return data whose targets use the class or keypoint indices of a model, which must have all of them."""
+    """Return data with targets that use the class or keypoint indices of a model. The model must have all of them."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):

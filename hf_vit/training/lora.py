@@ -76,7 +76,7 @@ def prepare_adapter(model: Any, args: Any) -> Any:
     if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
-        model._hf_peft_config_loaded = True  # for `model.save_pretrained` to save the adapter
+        model._hf_peft_config_loaded = True  # makes `model.save_pretrained` save the adapter
     return model
 
 
@@ -98,7 +98,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return the number of parameters of a model; adapters do not count, because they can be merged."""
+    """Return the number of parameters of a model, without adapters, because these can be merged."""
     count: int = model.num_parameters()
     if is_adapted(model):
         count -= sum(
@@ -129,7 +129,7 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
 
 
 def unwrap_layer(module: Any, *, merges: bool) -> nn.Module:
-    """Return the layer inside an adapted layer, with its updates merged if `merges`, or the head inside a wrapper."""
+    """Return the layer inside an adapted layer, merged with its updates if `merges` is true, or a wrapped head."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
         return plain
@@ -155,7 +155,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def as_peft_model(model: PreTrainedModel) -> "PeftModel":
-    """Wrap an adapted model in a `PeftModel`, of which `transformers.Trainer` saves and loads the adapter only."""
+    """Wrap an adapted model in a `PeftModel`, so that `transformers.Trainer` saves and loads only the adapter."""
     name, weights = active_adapter(model), adapter_weights(model)
     # peft initializes the adapter randomly, warns that it exists, and reads a deprecated attribute.
     with torch.random.fork_rng(), warnings.catch_warnings():

@@ -26,7 +26,7 @@ from .arguments import TaskArguments
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
-# Head options by the field of `HfViTConfig` that contains them
+# Maps a field of `HfViTConfig` to the head options in this field
 HeadOptions = Mapping[str, Mapping[str, Any]]
 # Prefixes of the weight names of heads
 HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
@@ -57,10 +57,11 @@ def load_model(
     *,
     use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
-    """Return the model to train, a saved one of any class or a new one, and its image processor.
+    """Return the model to train, either a saved model of any class or a new model, and its image processor.
 
-    A saved model with other classes than `names` gets new weights for them. `facts` are head options determined by the
-    data, `fresh` those of new heads. Options in `args` take precedence over them and over `use_distillation_token`.
+    If the classes of a saved model differ from `names`, the weights for classes are new. `facts` are head options
+    determined by the data, and `fresh` are options of new heads. Options in `args` take precedence over `facts`,
+    `fresh` and `use_distillation_token`.
     """
     facts, fresh, overrides = facts or {}, fresh or {}, args.overrides()
     try:
@@ -77,14 +78,14 @@ def load_model(
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
             apply_geometry(model, use_distillation_token=True)
-        model.config._name_or_path = args.model_name_or_path  # a rebuilt model does not have the name
+        model.config._name_or_path = args.model_name_or_path  # a model rebuilt from a configuration has no name
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error
 
 
 def color_options(args: TaskArguments) -> dict[str, Any]:
-    """Return the given options of the image processor that normalize colors."""
+    """Return the options for color normalization that the user gave, as image processor options."""
     given = {"image_mean": args.image_mean, "image_std": args.image_std}
     options: dict[str, Any] = {
         name: values if len(values) > 1 else values[0] for name, values in given.items() if values
@@ -93,14 +94,14 @@ def color_options(args: TaskArguments) -> dict[str, Any]:
 
 
 def misfit(error: StrictDataclassError) -> ValueError:
-    """Return an error of transformers about a field with a wrong type in one line."""
+    """Convert an error of transformers about a field of the wrong type into an error with a one-line message."""
     return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
 
 
 def plan_config(args: TaskArguments) -> dict[str, Any]:
     """Return the configuration fields of the model that are known before the data is loaded.
 
-    These are all fields of a new model or of one of this package, and the given fields of any other model.
+    For a new model or a model of this package, these are all fields; for other models, the fields that the user gave.
 
     Raises:
         OSError: If the saved model does not exist.
@@ -109,7 +110,7 @@ def plan_config(args: TaskArguments) -> dict[str, Any]:
     overrides = args.overrides()
     given = {
         name: value for name, value in overrides.items() if name != "text_config"
-    }  # tokens are part of the architecture
+    }  # text_config also depends on the tokenizer
     try:
         if args.model_name_or_path is None:
             fields: dict[str, Any] = HfViTConfig.from_preset(args.preset or "small", **given).to_dict()
@@ -129,7 +130,7 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        known -= {"use_distillation_token"}  # added by distillation
+        known -= {"use_distillation_token"}  # distillation may add this token
     fields = {name: planned[name] for name in known & planned.keys()}
     compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
@@ -165,7 +166,7 @@ def comparable(name: str, value: Any) -> Any:
 
 
 def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge head options of several levels; later ones take precedence."""
+    """Merge several mappings of head options; later mappings take precedence."""
     tasks = [task for task in TASK_CONFIGS if any(level.get(task) for level in levels)]
     return {task: {name: x for level in levels for name, x in (level.get(task) or {}).items()} for task in tasks}
 
@@ -201,7 +202,7 @@ def tune(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Suppress reports and progress bars of a checkpoint that is loaded again."""
+    """Context manager that suppresses loading reports and progress bars, for a checkpoint that is loaded again."""
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
     levels = {each: each.level for each in map(logging.get_logger, names)}
     shows_progress = logging.is_progress_bar_enabled()
@@ -222,8 +223,8 @@ def open_with_options(
 ) -> tuple[Model, tuple[str, ...], bool]:
     """Open a saved or published model, optionally with other head options.
 
-    Also returns the prefixes of weights that belong to another head than requested, and whether no weight of the head
-    was saved.
+    Also returns the prefixes of saved weights that do not fit the requested head, and whether the checkpoint contains
+    no weight of the head.
     """
     options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
     check_fields(overrides)
@@ -236,7 +237,7 @@ def open_with_options(
         return model, (), is_fresh
     of_head, encoder = [], {}
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        # Entries of this kind have both shapes after the name.
+        # Mismatched keys are tuples of the name and both shapes; missing and unexpected keys are names.
         named = [(key if isinstance(key, str) else key[0], key) for key in info[kind]]
         of_head += [name for name, _ in named if name.startswith(HEADS)]
         encoder[kind] = [key for name, key in named if not name.startswith(HEADS)]
@@ -302,7 +303,7 @@ def name_labels(names: Sequence[str]) -> dict[str, Any]:
 
 
 def shorten(names: Sequence[str], count: int = 20) -> str:
-    """Return the first names as text."""
+    """Return the first `count` names as text."""
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
@@ -322,8 +323,8 @@ def whole_image_processor(
 ) -> BaseImageProcessor:
     """Return an image processor that does not crop images and keeps their colors.
 
-    With `keep_aspect_ratio`, the shorter side is resized to that of `config.image_size`; otherwise both sides are
-    resized.
+    If `keep_aspect_ratio` is true, the shorter side is resized to the shorter side of `config.image_size`, otherwise
+    the image is resized to `config.image_size`.
     """
     height, width = to_pair(config.image_size)
     patch = to_pair(config.patch_size)
@@ -331,7 +332,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
-        "keep_aspect_ratio": False,  # DPT's option of this name requires height and width
+        "keep_aspect_ratio": False,  # this option of DPT processors requires height and width
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,
@@ -339,7 +340,7 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # chosen after training
+        "window_scale": None,  # the scale is chosen after training
         **more,
     }
     return HfViTImageProcessor.from_dict(options)
@@ -363,7 +364,7 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
 
     Args:
         model: Model with an `HfViTModel` as base.
-        images: Model inputs (C, H, W), whose sides are multiples of the patch size.
+        images: Model inputs (C, H, W). H and W are multiples of the patch size.
         seed: Seed of the rotation.
 
     Raises:

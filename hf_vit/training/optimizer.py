@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, Muon, and a schedule whose length may change during the run."""
+"""Optimizers: parameter groups, Muon, and a learning rate schedule that supports changes of its length."""
 
 import math
 from collections import defaultdict
@@ -19,21 +19,21 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 
 
-# Weight decay applies to these matrices only. Other parameters are added (biases, tokens, positions), scale (norms,
-# LayerScale, temperatures) or are looked up (queries, word embeddings); shrinking them does not simplify a model.
+# Weight decay applies only to the matrices of these layers. All other parameters are added to activations (biases,
+# tokens, positions), scale them (norms, LayerScale, temperatures), or are looked up (queries, word embeddings).
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are sufficient
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Newton-Schulz polynomial, steep at zero to need few steps
 NUM_STEPS = 5
 MIN_NORM = 1e-7
 
 
 def find_backbone(model: nn.Module) -> HfViTModel | None:
-    """Return the image tower of a model, which may be the model itself, or None if it has none of this package."""
+    """Return the backbone of this package in a model (possibly the model itself), or None if there is none."""
     return next((module for module in model.modules() if isinstance(module, HfViTModel)), None)
 
 
 def may_lack_gradients(model: nn.Module) -> bool:
-    """Return whether trained parameters may have no gradient in a step: a mask token, or the last blocks."""
+    """Return whether trained parameters, such as a mask token or the last blocks, may have no gradient in a step."""
     if not isinstance(model, HfViTPreTrainedModel):
         return True
     objectives = HfViTForMaskedImageModeling | HfViTForJointEmbedding
@@ -54,9 +54,9 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
-    """Return the layer index of each parameter: embeddings (0), block i (i + 1), final norm (that of the last block).
+    """Return the layer index of each parameter: embeddings 0, block number i + 1, final norm as the last block.
 
-    Also returns the index for all other parameters: pooling, heads, decoders, text tower.
+    Also returns the layer index of all other parameters: pooling, heads, decoders, text tower.
     """
     if backbone is None:
         return {}, 1
@@ -69,7 +69,7 @@ def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """Return the attention and MLP matrices of all blocks, with the number of stacked matrices: 3 for qkv."""
+    """Map each attention and MLP matrix of all blocks to its number of stacked matrices, which is 3 for qkv."""
     matrices: dict[Tensor, int] = {}
     for block in model.modules():
         if isinstance(block, HfViTLayer):
@@ -97,8 +97,8 @@ def make_parameter_groups(
         model: The model. Frozen parameters are excluded.
         learning_rate: Learning rate of the heads, before `head_lr_multiplier`.
         weight_decay: Weight decay of matrices of linear layers and convolutions; other parameters have none.
-        layer_decay: Factor of the learning rate from each layer to the previous one: heads, blocks from last to first,
-            embeddings (https://arxiv.org/abs/2106.08254).
+        layer_decay: Learning rate of a layer divided by that of the next layer. Layers are the embeddings, the blocks
+            and the heads (https://arxiv.org/abs/2106.08254).
         head_lr_multiplier: Factor of the learning rate of heads.
         use_muon: Whether the matrices of blocks get groups for `Muon`.
 
@@ -162,7 +162,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
 
     Args:
         model: The model.
-        prefixes: Prefixes of parameter names, in whole words between dots, for example `model.embeddings`.
+        prefixes: Prefixes of parameter names that end before a dot, for example `model.embeddings`.
         trainable_blocks: Number of last blocks of the backbone that are trained, together with the final norm and the
             heads. 0 freezes the whole backbone.
 
@@ -209,7 +209,7 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules within a module, including itself, whose parameters are all frozen."""
+    """Return the largest fully frozen modules within a module, possibly the module itself."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -217,9 +217,9 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring the singular values of (n, A, B) matrices near 1, between about 0.7 and 1.2, by Newton-Schulz steps.
+    """Change the singular values of matrices (n, A, B) to about 1 (between 0.7 and 1.2) with Newton-Schulz steps.
 
-    The steps run in bfloat16, whose precision is sufficient, unless the matrices are in float64.
+    The steps run in bfloat16, which is precise enough, unless the matrices are in float64.
 
     Source: https://kellerjordan.github.io/posts/muon/.
     """
@@ -240,7 +240,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return the shard of this process of a full tensor, sharded like a parameter."""
+    """Shard a full tensor like a parameter, and return the shard of this process."""
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -260,7 +260,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         groups: Groups of `make_parameter_groups`.
-        lr: Learning rate of groups without one.
+        lr: Learning rate of groups that contain none.
         momentum: Nesterov momentum of Muon.
         **adamw: Other arguments of `torch.optim.AdamW`.
 
@@ -282,7 +282,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Loading a state has replaced them.
+        # Pass groups and state to AdamW again, because `load_state_dict` may have replaced them.
         self._adamw.param_groups, self._adamw.state = self._groups_of_adamw(), self.state
         self._adamw.step()
         for matrices in self._momenta().values():
@@ -296,7 +296,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _momenta(self) -> dict[Any, list[tuple[Tensor, dict[str, Any], Tensor]]]:
-        """Update the momenta; return parameter, group and momentum (n, A, B) by shape and number of matrices."""
+        """Update the momenta. Return parameters, groups and momenta (n, A, B), by shape and number of matrices."""
         momenta = defaultdict(list)
         for group in self.param_groups:
             for parameter in group["params"] if group["num_matrices"] else ():
@@ -313,11 +313,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def planned_step(step: int, lengths: Mapping[int, int]) -> float:
-    """Return the step of the planned schedule whose learning rate applies to a step.
+    """Return the step in the planned learning rate schedule that corresponds to a step of the run.
 
     Args:
         step: Step of the run.
-        lengths: Total number of steps by the step from which it applies; the planned number has the key 0. After a
+        lengths: Maps a step to the total number of steps from that step on. Key 0 is the planned number. After a
             change, the rest of the planned schedule is spread evenly over the remaining steps.
     """
     start, place, length = 0, 0.0, lengths[0]
@@ -329,7 +329,7 @@ def planned_step(step: int, lengths: Mapping[int, int]) -> float:
 
 
 def follow_lengths(scheduler: LRScheduler, lengths: Mapping[int, int]) -> None:
-    """Make a schedule follow changes of `lengths`, see `planned_step`; schedules that depend on scores do not."""
+    """Make a schedule follow changes of `lengths`, see `planned_step`. Schedules based on scores are unchanged."""
 
     def follow(factor: Callable[[Any], float], step: int) -> float:
         return factor(planned_step(step, lengths))

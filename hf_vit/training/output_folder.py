@@ -53,25 +53,25 @@ REPORT_FILES = (
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
-SPLITS = ("train", "validation", "test")  # replace the leading * of patterns in REPORT_FILES
+SPLITS = ("train", "validation", "test")  # values of the leading * of patterns in REPORT_FILES
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
-# Subfolders that hold a model or an adapter, with their files
+# Maps subfolders that contain a model or an adapter to patterns of their files
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
 
 TOUCH_SECONDS = 30.0  # interval at which an active run renews the time stamp of its lock file
-# Files in the folder of a saved model that transformers deletes or overwrites, or that are deleted after saving
+# Patterns of files in an output folder that are deleted or overwritten when a model is saved there
 DELETED = (TRAINING_ARGS_NAME, "model*-?????-of-?????.*")
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a file name matches one of the patterns in `OUTPUT_FILES` or in a part of it."""
+    """Return whether a file name matches one of the patterns, for example `OUTPUT_FILES`."""
     kinds = {pattern.removeprefix("*") for pattern in patterns if pattern.startswith("*")}
     is_of_split = any(name == f"{split}{kind}" for split in SPLITS for kind in kinds)
     return is_of_split or any(fnmatchcase(name, pattern) for pattern in patterns if not pattern.startswith("*"))
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """List the files in a folder and its subfolders `ema/` and `adapter/` whose names match those of training outputs.
+    """List the training outputs in a folder and its subfolders `ema/` and `adapter/`, recognized by file name.
 
     Args:
         folder: Output folder of a training run. It may not exist.
@@ -100,7 +100,7 @@ def lock_output_folder(args: TrainingArguments) -> Iterator[None]:
     """Context manager that prevents other training runs from using the output folder.
 
     Raises:
-        ValueError: if a training run is active in the folder, or may be.
+        ValueError: if a training run is or may be active in the folder.
         OSError: if the folder is not writable.
     """
     folder = Path(args.output_dir)
@@ -139,7 +139,7 @@ def lock(folder: Path) -> list[Path]:
                 raise ValueError(judged.reason) from None
             if file.read_text(encoding="utf-8") == content:
                 raise ValueError(f"This process already trains in {folder}. Choose another --output_dir.") from None
-            file.unlink(missing_ok=True)  # left by a process that has ended
+            file.unlink(missing_ok=True)  # lock file of a process that has ended
     raise ValueError(
         f"Another training run has just started in {folder}. Wait for it, or choose another --output_dir."
     )
@@ -160,8 +160,8 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
             `output_dir`, the folder of a checkpoint, or None.
 
     Returns:
-        The folder of the checkpoint, the same on all processes. None to start from scratch, also with "last" if the
-        previous run ended before its first checkpoint.
+        The folder of the checkpoint, identical on all processes. None if the run starts from scratch, which includes
+        "last" if the previous run ended before its first checkpoint.
 
     Raises:
         ValueError: if the checkpoint is incomplete, there is no training run to resume, or files that do not belong to
@@ -203,7 +203,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     if continues:
         found = {file for file in found if not is_training_file(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
-        found.discard(output_dir / RECIPE_NAME)  # the only output of a run without a checkpoint
+        found.discard(output_dir / RECIPE_NAME)  # a run that ended before its first checkpoint left only this file
     if not found:
         return
     names = ", ".join(sorted(file.relative_to(output_dir).as_posix() for file in found))
@@ -224,12 +224,12 @@ def is_training_file(file: Path) -> bool:
         return True
     try:
         return json.loads(file.read_text(encoding="utf-8")).get("model_type") == "hf_vit"
-    except (ValueError, AttributeError):  # truncated, for example by a killed run
+    except (ValueError, AttributeError):  # truncated file, for example of a killed run
         return True
 
 
 def is_own_recipe(file: Path) -> bool:
-    """Return whether a recipe was written by a training run or has no readable content."""
+    """Return whether a recipe file was written by a training run or is unreadable."""
     try:
         text = file.read_text(encoding="utf-8")
         return text.startswith(RECIPE_HEADING) or not isinstance(yaml.safe_load(text), dict)

@@ -30,7 +30,7 @@ from .training_arguments import training_options_of
 
 
 Size = tuple[int, int]
-# Models whose batches cannot be resized, with the reason and an alternative
+# Models that do not support resized batches, with the reason and an alternative
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
@@ -43,7 +43,7 @@ class BatchTransform(Protocol):
     """Transform of a training batch."""
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the transformed batch; `progress` is the share of finished steps, in [0, 1).
+        """Return the transformed batch. `progress` is the share of finished training steps, in [0, 1).
 
         Random numbers are drawn from torch's default generator.
         """
@@ -52,8 +52,8 @@ class BatchTransform(Protocol):
 class BatchTransforms:
     """Apply batch transforms in sequence, with the same random numbers in a resumed run.
 
-    Random numbers depend on the seed, the step and the position of the batch in the step only. All processes draw the
-    same numbers for a step, so that their batches have the same size.
+    Random numbers depend only on the seed, the step and the position of the batch in the step. All processes draw
+    identical numbers for a step, so that their batches have the same size.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
@@ -62,7 +62,7 @@ class BatchTransforms:
         self._last = (-1, 0)
 
     def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-        """Return the transformed batch of a step out of `num_steps`; batches of a step are passed in order."""
+        """Return the transformed batch of a step, out of `num_steps` steps. Pass the batches of a step in order."""
         last_step, place = self._last
         place = place + 1 if step == last_step else 0
         self._last = step, place
@@ -76,8 +76,9 @@ class Mixing:
     """A `BatchTransform` that mixes images of a batch and converts class indices to class probabilities.
 
     MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbor in the batch, CutMix
-    (https://arxiv.org/abs/1905.04899) replaces a rectangle by that of the neighbor; one share is drawn per batch. If
-    both are enabled, each is used with equal probability, as in DeiT. Neighbors are images of the same process.
+    (https://arxiv.org/abs/1905.04899) replaces a rectangle by that of the neighbor. The share of the neighbor is drawn
+    once per batch. If both are enabled, each is used with equal probability, as in DeiT. Neighbors are images of the
+    same process.
 
     Args:
         num_labels: Number of classes K.
@@ -110,7 +111,7 @@ class Mixing:
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the batch with mixed `pixel_values` (B, C, H, W), and `labels` (B,) int64 as (B, K) float32.
 
-        Multi-label targets (B, K) float32 are smoothed separately.
+        Multi-label targets (B, K) float32 are smoothed for each label separately.
 
         Raises:
             ValueError: If a class index is out of range.
@@ -161,7 +162,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
-    """Return the size transforms of the options, if any; raise `ValueError` if the model cannot train on the sizes."""
+    """Return the requested size transforms, if any; raise `ValueError` if the model cannot train on the sizes."""
     heights = args.progressive_sizes or args.multi_scale_sizes
     if not heights:
         return []
@@ -202,8 +203,8 @@ class BinaryCrossEntropy:
     indices, as in evaluations, get cross-entropy.
 
     Args:
-        target_threshold: Labels above become 1 and others 0; with 0, both classes of a mixed image become 1, as in
-            DeiT III. None keeps the labels.
+        target_threshold: Labels above this threshold become 1, all others 0. With 0, both classes of a mixed image
+            become 1, as in DeiT III. None keeps the labels.
     """
 
     def __init__(self, target_threshold: float | None = None) -> None:
@@ -229,7 +230,7 @@ class BinaryCrossEntropy:
 
 
 def mean_of(losses: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Return the sum of losses divided by the number of items of a step (a value per GPU), or else the mean."""
+    """Return the sum of losses divided by the number of items in a step (one value per GPU), or the mean if None."""
     return losses.mean() if num_items_in_batch is None else losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
@@ -246,7 +247,7 @@ class WeightedLoss:
     is_multi: bool = False
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Return the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
+        """Return the loss of a batch. Takes the arguments of `BinaryCrossEntropy.__call__`."""
         logits = to_float32_or_higher(outputs.logits)
         weights = logits.new_tensor(self.weights)
         if not self.is_multi:
@@ -254,7 +255,7 @@ class WeightedLoss:
             return mean_of(F.cross_entropy(logits, labels, weights, reduction="none"), num_items_in_batch)
         weights, targets = weights * ~labels.isnan(), labels.nan_to_num().to(logits.dtype)  # (B, K)
         losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
-        return mean_of(losses, num_items_in_batch)  # transformers counts the entries of labels
+        return mean_of(losses, num_items_in_batch)  # transformers counts B·K labels as items
 
 
 class PatchDropout:
@@ -324,7 +325,7 @@ def regularize(
 ) -> dict[str, Any]:
     """Return `batch_transforms` and `compute_loss_func` of an `HfViTTrainer`.
 
-    For soft labels, the problem type of the model is set to one class per image, which it could not infer.
+    For soft labels, the problem type is set to one class per image, because the model cannot infer it from the labels.
 
     Args:
         model: The classifier.

@@ -1,4 +1,4 @@
-"""Run or plan a training run, or run an evaluation, given the values of its options."""
+"""Run or plan a training run, or run an evaluation, given option values."""
 
 import json
 import math
@@ -56,7 +56,7 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # minimum change in the number of steps that is reported
-# Maximum number of optimizer values per trained weight: AdamW has two averages.
+# Maximum number of optimizer values per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
@@ -64,7 +64,7 @@ OUTPUT_FILES = "the model with its processor and code, scores, predictions, pict
 def run(
     task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> None:
-    """Train as `train`; exit with one line of text if an error occurs."""
+    """Call `train`, and exit with a one-line message if an error occurs."""
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, values, stack, report, program)
@@ -81,14 +81,14 @@ def train(
         task_class: Task of the model.
         values: Option values by name, and optionally a `recipe`, which they override.
         report: Called with lines of progress on the first process.
-        program: Words of the equivalent command `hf-vit`, for the card; empty for a script.
+        program: Words of the equivalent `hf-vit` command for the model card; empty for a script.
 
     Returns:
-        The finished run with its scores; after a dry run it has none, and nothing is written.
+        The finished run with its scores. A dry run returns no scores and writes nothing.
 
     Raises:
-        ValueError: If an option, the data or the model is invalid, or no step changes the weights; no model is saved
-            then.
+        ValueError: If an option, the data or the model is invalid, or no step changes the weights. No model is saved
+            in this case.
         OSError: If a file is missing or cannot be written, or an example cannot be read.
         ImportError: If a package is missing.
         NotFiniteError: If the loss becomes infinite or NaN.
@@ -123,12 +123,12 @@ def prepare(
 
     Raises:
         ValueError: If an option, the data or the model is invalid.
-        OSError: If something is missing, or nothing can be written.
+        OSError: If a file is missing, or the output folder is not writable.
         ImportError: If a package is missing.
     """
     given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
     if given.get("dry_run"):
-        given["push_to_hub"] = False  # it would create a repository before the first step
+        given["push_to_hub"] = False  # otherwise the Trainer creates a repository before the first step
     task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
     stack.enter_context(lock_output_folder(task.args))
@@ -166,7 +166,7 @@ def prepare(
 
 
 def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with an output folder: the given one, that of a resumed run, or a new one.
+    """Return the options with an output folder: the given folder, the folder of a resumed run, or a new folder.
 
     All processes choose the same folder, because it is created only after they have synchronized.
     """
@@ -185,19 +185,19 @@ def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, 
 
 
 def write_recipe(args: HfViTTrainingArguments, recipe: Mapping[str, Any]) -> None:
-    """Writes the recipe of a training into its output folder."""
+    """Write the recipe of a training run to its output folder."""
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE_NAME, recipe_text(recipe))
 
 
 def get_name(task_class: type[Task]) -> str:
-    """Returns the name of a task."""
+    """Return the name of a task."""
     return next(name for name, task in TASKS.items() if task is task_class)
 
 
 def report_plan(training: Training) -> None:
-    """Report what is trained, and where it is written."""
+    """Report the model, the training data and the output folder of a run."""
     task = training.task
     sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
     size = f"{count_parameters(training.trainer.model):,} parameters"
@@ -208,7 +208,7 @@ def report_plan(training: Training) -> None:
 
 
 def complete(training: Training) -> None:
-    """Train, evaluate, save and, if requested, publish, unless it is a dry run; raises as `train`."""
+    """Train, evaluate, save and, if requested, publish a model, except in a dry run. Raises the errors of `train`."""
     args = training.task.args
     if args.dry_run:
         return
@@ -217,7 +217,7 @@ def complete(training: Training) -> None:
     except Preempted:
         PartialState().destroy_process_group()
         raise
-    except (CheckpointError, ExampleError):  # their messages explain how to resume
+    except (CheckpointError, ExampleError):  # messages of these errors explain how to resume
         raise
     except (OSError, SafetensorError) as error:
         raise OSError(f"{as_sentence(error)} {how_to_resume(args.output_dir)}") from error
@@ -237,10 +237,10 @@ def finish(training: Training) -> None:
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights with --learning_rate {args.learning_rate:g}. Increase it.")
-    task.choose_inference(trainer)  # before the model is saved
+    task.choose_inference(trainer)  # must precede saving the model
     if task.choice:
         report(task.choice)
-    trainer.save_model(_internal_call=True)  # uploads come last, so that a failure does not prevent the report
+    trainer.save_model(_internal_call=True)  # no upload yet, so that a failed upload does not prevent the report
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
@@ -255,9 +255,9 @@ def finish(training: Training) -> None:
 
 
 def follow_budget(training: Training) -> None:
-    """Adapt the number of steps to the measured time; resumed and repeated runs repeat the changes.
+    """Adapt the number of steps to the measured time. Resumed and repeated runs repeat the recorded changes.
 
-    With DeepSpeed, which creates the schedule, the number of steps does not change.
+    With DeepSpeed, the number of steps does not change, because DeepSpeed creates the schedule.
     """
     trainer, planner = training.trainer, training.planner
     if planner.budget is None or trainer.is_deepspeed_enabled:
@@ -329,7 +329,7 @@ def one_line(error: Exception) -> str:
 
 
 def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
-    """Evaluate a saved model; exit with one line of text if an error occurs before that.
+    """Evaluate a saved model; exit with a one-line message if an error occurs before the evaluation.
 
     Args:
         values: Option values by name, and optionally a `recipe`, which they override.
@@ -341,7 +341,7 @@ def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
 
 
 def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, str]:
-    """Return the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
+    """Return the task of a saved model, a trainer to evaluate it, and the split. Raises the errors of `prepare`."""
     task, saved = plan_evaluation(values)
     check_writable(Path(task.args.output_dir))
     trainer, split = task.make_evaluation_trainer(saved)
@@ -352,7 +352,7 @@ def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, s
 def complete_evaluation(
     task: Task, trainer: HfViTTrainer, split: str, report: Callable[[str], None]
 ) -> dict[str, float]:
-    """Evaluate a split, write the scores and return them."""
+    """Evaluate a split, write its scores to files and return them."""
     scores, _ = task.evaluate(trainer, split)
     if trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
@@ -414,7 +414,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
     Args:
         trainer: A trainer that is ready to train.
-        recipe: Given and chosen arguments, see `given_arguments`.
+        recipe: Arguments that were given or chosen, see `given_arguments`.
         notes: Notes about missing or unusual data.
     """
     args, config = trainer.args, trainer.model.config

@@ -36,7 +36,7 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
     """
     check_steps(training_args)
-    if args.train_val_split is None:  # the splits are only known once the stream is open
+    if args.train_val_split is None:  # the stream is not open yet, so its splits are unknown
         args.train_val_split = HELD_OUT
     if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
         raise ValueError(
@@ -75,8 +75,8 @@ class UnlabeledImages(TargetData):
     For a stream, `splits` holds a fixed sample of images to evaluate, with "train" only if there is no other split.
 
     Args:
-        known: Training images with a class, in which nearest neighbors are searched to evaluate features. They are not
-            evaluated themselves. May be empty.
+        known: Training images with a class label. Features are evaluated by searching nearest neighbors in these
+            images, which are not evaluated themselves. May be empty.
         num_train: Number of training images; for a stream, the number of images that were read in advance.
     """
 
@@ -107,7 +107,7 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     num_evaluated = args.max_eval_samples or MAX_STREAMED
-    num_scored = num_evaluated if len(streams) == 1 else 0  # number of evaluated training images
+    num_scored = num_evaluated if len(streams) == 1 else 0  # number of training images that are evaluated
     num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
     counts = dict.fromkeys(streams, num_evaluated) | {"train": max(num_scored + num_known, batch_size)}
     first = TargetData(first_images(shuffled, counts), masked_image_target)
@@ -120,11 +120,11 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
 
 
 def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: int) -> Dataset:
-    """Return a random sample of the images that have a class, without the first `num_scored` images."""
+    """Return a random sample of the images that have a class label, excluding the first `num_scored` images."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
-    apart = known[known >= num_scored]  # an image would be its own nearest neighbor
+    apart = known[known >= num_scored]  # an evaluated image would be its nearest neighbor
     if len(known) and not len(apart):
         logger.warning(
             "The nearest-neighbor accuracy is not computed, because all %d training images that were read are "
@@ -152,12 +152,12 @@ class SkippingCollator:
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """Return a batch."""
+        """Return the batch of some examples, or an empty batch if these are skipped examples."""
         return {} if examples[0] is None else self.collate(examples)
 
 
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
-    """Return a loader that reads the shards of this process, instead of one that reads all on the main process."""
+    """Return a loader that reads only the shards of this process, in place of a loader on the main process only."""
     base: DataLoader[Any] = loader.base_dataloader
     stream = base.dataset
     assert isinstance(stream, AugmentedStream)
@@ -192,7 +192,7 @@ class StreamPosition(TrainerCallback, ExportableState):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        """Set the start of the stream; raise `ValueError` if the batch size or number of processes has changed."""
+        """Set the start position of the stream; raise `ValueError` if the batch size or process count has changed."""
         stream = train_dataloader.dataset  # the loader has not read an image yet
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None

@@ -48,8 +48,9 @@ class Features(NamedTuple):
 class TeacherPreprocessing(nn.Module):
     """Convert images preprocessed for the student into images preprocessed for the teacher.
 
-    Images are resized bilinearly with antialiasing. Interpolation weights sum to 1, so resizing commutes with the two
-    color normalizations, which are merged into one multiplication and one addition.
+    Images are resized bilinearly with antialiasing. Interpolation weights sum to 1, so that resizing commutes with
+    undoing the student's color normalization and applying the teacher's. Both are merged into one multiplication and
+    one addition.
     """
 
     gain: Tensor
@@ -89,7 +90,8 @@ def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tens
 def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
     """Raise `ValueError` if an image processor changes colors other than by rescaling and normalization.
 
-    An example is swapping RGB for BGR. The check processes an image of a single color, which resizing does not change.
+    An example of another change is swapping RGB for BGR. The check processes an image of a single color, because
+    resizing does not change such an image.
     """
     options = processor.to_dict()
     scale, mean, std = read_colors(options, num_channels)
@@ -99,7 +101,7 @@ def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
     images = processor(picture.byte().numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
     made = images[
         0, :, images.shape[-2] // 2, images.shape[-1] // 2
-    ].float()  # (C,), from the center, which is never padded
+    ].float()  # (C,), read at the center, which is never padding
     if ((made - expected).abs() > 0.01 * scale / std).any():
         raise ValueError(
             f"The teacher's {type(processor).__name__} converts the color {levels.tolist()} to {made.tolist()}, not "
@@ -128,10 +130,10 @@ def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
 class Teacher(nn.Module):
     """A frozen, trained model that takes images preprocessed for its student.
 
-    It is not a submodule of the student, so that it is neither trained, wrapped nor saved with it.
+    The teacher is not a submodule of the student, so that it is not trained, wrapped or saved with the student.
 
     Args:
-        name: Name or path that the model was loaded from.
+        name: Name or path from which the model was loaded.
         model: The model. It is switched to evaluation mode, and its parameters no longer require gradients.
         view: Conversion of student images into teacher images.
     """
@@ -185,8 +187,8 @@ def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Fea
 def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
     """Return the numbers of rows and columns of the patch tokens of an image of `size` pixels.
 
-    Hierarchical encoders such as Swin merge 2 x 2 patches per stage and pad odd grids. The grid is merged until it has
-    at most `length` patches. Only a CLS token may precede the patch tokens of a merged grid.
+    Hierarchical encoders such as Swin merge 2 x 2 patches per stage and pad odd grids. The function therefore halves
+    the grid until it has at most `length` patches. Only a CLS token may precede the patch tokens of a merged grid.
 
     Raises `ValueError` if the grid cannot be determined.
     """
@@ -233,7 +235,7 @@ def open_teacher(
             model, info = load_with_info(ours, name, {})
             model = model.to(dtype)
     check_trained(model, f"The teacher {name!r}")
-    # The pooling layer of an encoder may be missing, because the tokens do not pass through it.
+    # The pooling layer of an encoder may be missing, because distillation uses tokens from before pooling.
     if missing := sorted(weight for weight in info["missing_keys"] if is_classifier or "pool" not in weight):
         cure = "they would be initialized randomly. Choose a trained model."
         if is_classifier:
@@ -245,7 +247,7 @@ def open_teacher(
 
 
 def needs_own_library(name: str) -> bool:
-    """Return whether a model can only be loaded by its own library and not by `hf_vit`."""
+    """Return whether a model can only be loaded by the library that it comes from, not by `hf_vit`."""
     if Path(name).is_file():
         return False
     try:
@@ -296,7 +298,7 @@ def open_image_processor(
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
-    if model.config.model_type == "timm_wrapper":  # its own processor wraps timm transforms
+    if model.config.model_type == "timm_wrapper":  # its default processor wraps timm transforms
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
         with raising_remote_code_error(name, CONSENT):

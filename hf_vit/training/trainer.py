@@ -1,4 +1,4 @@
-"""Trainer of transformers with exact resume, EMA, distillation, layer-wise learning rates and safe uploads."""
+"""`transformers.Trainer` with exact resume, EMA, distillation, layer-wise learning rates and safe uploads."""
 
 import json
 import shlex
@@ -54,7 +54,7 @@ from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_s
 
 
 logger = logging.get_logger(__name__)
-DRAFT = "Model save"  # commit message of `save_model`, which may be followed by a final commit
+DRAFT = "Model save"  # commit message of `save_model`, if a final commit may follow
 
 
 @contextmanager
@@ -77,42 +77,40 @@ class HfViTTrainer(Trainer):
     resumes from `last_checkpoint` with identical results, also with persistent workers. With batch norm in the head,
     accumulated batches are not equal to one large batch, because each batch is normalized separately.
 
-    *Robust.* See `SafeStop`. The error for an unreadable image contains its name.
+    *Robust.* Signals and errors stop a run safely, see `SafeStop`. The error for an unreadable image names the image.
 
-    *Measured.* Throughput and memory are logged with the loss, see `Throughput.measures`, and shown in the progress
-    bar.
+    *Measured.* Throughput and memory are logged with the loss, see `Throughput.measures`, and displayed in the
+    progress bar.
 
-    *Optimizers*, configured by `HfViTTrainingArguments`. Weight decay applies to matrices of linear layers and
-    convolutions only. The logged learning rate is that of layers without a rate factor. Frozen parts run in evaluation
-    mode: without dropout and stochastic depth, and with fixed batch norm statistics. With a schedule-free optimizer,
-        the
-    averaged weights are evaluated and saved.
+    *Optimizers*, configured by `HfViTTrainingArguments`. Weight decay only applies to matrices of linear layers and
+    convolutions. The logged learning rate does not include the factors of single layers. Frozen parts run in
+    evaluation mode: without dropout and stochastic depth, and with fixed batch norm statistics. With a schedule-free
+    optimizer, the averaged weights are evaluated and saved.
 
-    *Averaged weights* (EMA), for `ema_decay`. Each evaluation scores the model and the averaged weights, the latter
-    under names such as `eval_ema_accuracy`. The folder `ema` next to a saved model contains the averaged weights in
-    float32. The average of the best step is kept with the best model.
+    *Averaged weights* (EMA), if `ema_decay` is set. Each evaluation scores both the model and the averaged weights.
+    The scores of the averaged weights have names such as `eval_ema_accuracy`. The folder `ema` in the folder of a
+    saved model contains the averaged weights in float32. The best model is saved with the average of the same step.
 
-    *Adapters*, for `lora_rank`, or if the model already has one. Checkpoints contain the adapter only, in the format
-    of peft. The final model is a plain one with the merged adapter; the adapter alone is saved in `adapter/`.
+    *Adapters*, if `lora_rank` is set or the model already has an adapter. Checkpoints contain only the adapter, in the
+    format of peft. The adapter is merged into the final model, and also saved separately in `adapter/`.
 
-    *Teachers.* With a `Distillation`, the model also learns from a teacher. Scores are those of the model alone.
+    *Teachers.* With a `Distillation`, the model also learns from a teacher. Evaluation scores only the model.
 
-    *Stored features*, for `cached_views`. Training reads the features of frozen blocks from disk, see
-    `FrozenFeatures`; evaluations use the images.
+    *Stored features*, if `cached_views` is set. Training reads the features of frozen blocks from disk, see
+    `FrozenFeatures`. Evaluations use the images.
 
-    *Batch transforms* change training batches on the device, first to other image sizes.
+    *Batch transforms* change training batches on the device. Transforms of the image size come first.
 
     *Safe to publish.* The arguments are saved as training_args.json instead of the pickle training_args.bin, because
     loading a pickle can run any code. With `push_to_hub=True`, only files of the run are uploaded, see `list_upload`,
     and an existing README.md in `output_dir` is kept as model card. The final commit is tagged, see `tag_version`. An
     upload that fails during training is reported and repeated at the end. With the `hub_strategy` "checkpoint" or
     "all_checkpoints", checkpoints are uploaded too, in separate folders. They contain pickles, which are required to
-    resume: optimizer.pt, scheduler.pt and rng_state.pth. The Trainer loads them with `weights_only=True`, which runs
-        no
-    code; load them only in this way.
+    resume: optimizer.pt, scheduler.pt and rng_state.pth. The Trainer loads these files with `weights_only=True`, which
+    runs no code. Always load them in this way.
     """
 
-    model: Any  # checked if a model of this package is needed
+    model: Any  # any model; features that need a model of this package check it
     model_wrapped: Any
     data_collator: Any
     control: TrainerControl
@@ -130,18 +128,18 @@ class HfViTTrainer(Trainer):
 
         Args:
             *args: Arguments of `transformers.Trainer`.
-            distillation: Teacher, and how to learn from it.
-            batch_transforms: Transforms of training batches, applied in this order after a change of size.
+            distillation: Teacher and distillation loss, if any.
+            batch_transforms: Transforms of training batches, applied in this order after transforms of the image size.
             **kwargs: Arguments of `transformers.Trainer`.
 
         Raises:
             ValueError: If an option is out of range, does not match the model, or excludes another option.
         """
         super().__init__(*args, **kwargs)
-        # With several GPUs in one process, each would need its share of the normalizer.
+        # Losses are not normalized over a step with several GPUs in a process: each would need a part of the divisor.
         counts = isinstance(self.plain_model, HfViTForObjectDetection | HfViTForKeypointDetection)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
-        # The filter would hide non-finite losses, and wait for the GPU in every batch.
+        # This option would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
@@ -153,19 +151,19 @@ class HfViTTrainer(Trainer):
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
         has_soft_labels = any(isinstance(transform, Mixing) for transform in batch_transforms)
         if has_soft_labels:
-            self.label_smoother = None  # it expects class indices; the labels are already smoothed
+            self.label_smoother = None  # it would expect class indices, but labels are already smoothed
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
-        training_sampler(self.args, self.train_dataset)  # raises if the options do not match the dataset
-        self.conditions: dict[str, Any] = {}  # set by `run` for checkpoints
-        self._hidden: dict[str, Any] = {}  # arguments that are temporarily hidden from transformers
-        self.averaged_scores: dict[str, float] = {}  # scores of the last evaluation by name
+        training_sampler(self.args, self.train_dataset)  # raises an error if options do not match the dataset
+        self.conditions: dict[str, Any] = {}  # saved in checkpoints; set by the module `run`
+        self._hidden: dict[str, Any] = {}  # arguments temporarily hidden from transformers
+        self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
-        self.lengths: dict[int, int] = {}  # number of steps by the step from which it applies, see `planned_step`
+        self.lengths: dict[int, int] = {}  # maps a step to the total from that step on, see `planned_step`
         self.has_learned = False  # whether any step had a learning rate above 0
-        self.most_steps = 0  # maximum number of steps after changes, see `change_length`
+        self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
-        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of stored features
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # parent of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)
@@ -194,7 +192,7 @@ class HfViTTrainer(Trainer):
             self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
-        if self.pop_callback(ProgressCallback) is not None:  # absent in notebooks and with disable_tqdm
+        if self.pop_callback(ProgressCallback) is not None:  # not used in notebooks and with disable_tqdm
             self.add_callback(self.progress)
         for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
             self.add_callback(callback)
@@ -209,11 +207,11 @@ class HfViTTrainer(Trainer):
             self.add_callback(self.new_options)
         self.load_states = LoadStates()
         self.add_callback(self.load_states)
-        self.add_callback(self.safe_stop)  # last, so that other callbacks see what is saved
+        self.add_callback(self.safe_stop)  # called last, after all other callbacks have decided about saving
 
     @property
     def stateful_callbacks(self) -> list[StatefulCallback]:
-        """Callbacks with state in checkpoints."""
+        """Callbacks with a state that is saved in checkpoints."""
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StatefulCallback)]
 
     def check_weights_are_open(self, option: str) -> None:
@@ -242,7 +240,7 @@ class HfViTTrainer(Trainer):
         return unwrap_peft(self.model)
 
     def _as_peft_model(self) -> AbstractContextManager[None]:
-        """Let transformers use an adapted model as a peft model, of which only the adapter is saved."""
+        """Context manager that wraps an adapted model in a `PeftModel`, so that only the adapter is saved."""
         if not is_adapted(self.model):
             return nullcontext()
         self.peft_model = self.peft_model or as_peft_model(self.model)
@@ -251,7 +249,7 @@ class HfViTTrainer(Trainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train the model; a run that was ended by early stopping does not continue when it is resumed.
+        """Train the model. A resumed run does not continue training if early stopping has ended it before.
 
         Args:
             resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete one in `output_dir`.
@@ -275,7 +273,7 @@ class HfViTTrainer(Trainer):
                 planned = self.args.max_steps
                 output = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
                 self._check_numbers()
-                if planned > 0:  # transformers counts the images of as many steps
+                if planned > 0:  # transformers assumes the planned number of steps
                     output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
             self.progress.close()
@@ -298,18 +296,18 @@ class HfViTTrainer(Trainer):
         return checkpoint
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the numbers of epochs, steps and examples; a finished run has no epoch left."""
+        """Return the numbers of epochs, steps and examples, without remaining epochs if a finished run is resumed."""
         num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
         if self._resumed_step >= others[-1]:  # total number of steps
             num_epochs = self._resumed_step // steps_per_epoch
-        elif self.most_steps:  # the last step ends the run in any epoch
+        elif self.most_steps:  # the run ends by its number of steps, not of epochs
             num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
         return num_epochs, steps_per_epoch, *others
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and the normalizer of their losses as counted by the model."""
+        """Return the batches of a step, and the divisor of their losses, which the model counts."""
         try:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
@@ -325,7 +323,7 @@ class HfViTTrainer(Trainer):
         return batches, count
 
     def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-        """Return the sum of the normalizers of all batches of a step, over all processes."""
+        """Return the sum of the loss divisors of all batches of a step on all processes."""
         total = torch.stack(counts).sum(dim=0)
         total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # MPS has no float64
         return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
@@ -353,12 +351,12 @@ class HfViTTrainer(Trainer):
             module.eval()
         count = (
             num_items_in_batch if model.training else None
-        )  # transformers counts label entries, which is only correct for classification
+        )  # in evaluation, transformers counts label entries, which is only correct for classification
         return super().compute_loss(model, *args, num_items_in_batch=count, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log values; training logs also contain throughput, memory and the losses of the teacher."""
-        if "learning_rate" in logs:  # learning rate of the first group
+        """Log values. Logs during training also contain throughput, memory and the losses of the teacher."""
+        if "learning_rate" in logs:  # transformers logs the first parameter group
             logs["learning_rate"] /= self.optimizer.param_groups[0].get("lr_scale", 1.0)
         if "loss" in logs:
             if self.distillation is not None:
@@ -389,21 +387,21 @@ class HfViTTrainer(Trainer):
         )
         optimizer_class = Muon if self.options.use_muon else optimizer_class
         self.new_options.options = [{**options, **group} for group in groups]
-        # The groups are read from here; some optimizers replace them.
+        # transformers reads the parameter groups from this attribute; some optimizers replace them.
         with replaced(self, optimizer_cls_and_kwargs=(optimizer_class, {"params": groups, **options})):
             return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the schedule; if training resumes with another number of steps, the rest is spread over them."""
+        """Create the schedule. If the number of steps changes on resume, spread the rest over the remaining steps."""
         if [*self.lengths.values()][-1:] != [num_training_steps]:
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             for group in self.optimizer.param_groups:
-                group["warmup_steps"] = num_warmup_steps  # transformers would treat a share as a number
+                group["warmup_steps"] = num_warmup_steps  # transformers would treat a share as a number of steps
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
             num_decay_steps = count_decay_steps(self.options.decay_steps, num_training_steps, num_warmup_steps)
@@ -431,7 +429,7 @@ class HfViTTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the evaluation data loader.
 
-        With persistent workers, transformers would reuse the first loader for other images.
+        With persistent workers, transformers would reuse the loader of the first dataset for other datasets.
         """
         if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
             with self._evaluating_all_images():
@@ -449,15 +447,15 @@ class HfViTTrainer(Trainer):
 
     @contextmanager
     def _evaluating_all_images(self) -> Iterator[None]:
-        """Context manager for creating evaluation loaders, which must not drop images."""
+        """Context manager within which evaluation loaders are created, so that they do not drop the last batch."""
         with replaced(self.args, dataloader_drop_last=False), replaced(self, data_collator=self.evaluation_collator()):
             yield
 
     def _guard(self, loader: Any) -> Any:
-        """Give a new loader its own random generator, and workers that ignore signals to all processes.
+        """Set a separate random generator for a new loader, and make its workers ignore signals.
 
-        A loader with workers draws a seed, once if they are persistent, and again after a resume. From the global
-        generator, this would change dropout in a resumed run.
+        A loader with workers draws a random seed: with persistent workers once, and again after a resume. If the seed
+        were drawn from the global generator, dropout would differ in a resumed run.
         """
         base = loader.base_dataloader
         if not isinstance(base.worker_init_fn, WorkerStart):
@@ -494,7 +492,7 @@ class HfViTTrainer(Trainer):
     # Saving
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model with its final weights, and next to it averaged weights and adapter."""
+        """Save the model, and in subfolders of its folder the averaged weights and the adapter, if any."""
         folder = Path(output_dir or self.args.output_dir)
         is_checkpoint = _internal_call and output_dir is not None and self.is_in_train
         if is_checkpoint:
@@ -515,8 +513,8 @@ class HfViTTrainer(Trainer):
             elif is_adapted(plain_model):
                 plain_model.config.architectures = [
                     type(plain_model).__name__
-                ]  # the model may have been opened from a checkpoint of another task
-                plain_model.config.save_pretrained(folder)  # peft does not save it
+                ]  # the configuration may name the class of another task
+                plain_model.config.save_pretrained(folder)  # peft does not save the configuration
             (folder / TRAINING_ARGS_NAME).unlink()
             arguments = json.dumps(self.args.to_dict() | self._hidden, indent=2) + "\n"
             for place in [folder, *([] if self.average is None else [folder / AVERAGE_FOLDER])]:
@@ -525,11 +523,11 @@ class HfViTTrainer(Trainer):
             self.push_to_hub(commit_message=DRAFT, revision=self.args.hub_revision)
 
     def averaged_threshold(self) -> AbstractContextManager[None]:
-        """Context manager that gives the model the options that belong to the averaged weights, if they differ."""
+        """Context manager that sets model options specific to the averaged weights, such as a score threshold."""
         return nullcontext()
 
     def _start_checkpoint(self, folder: Path) -> None:
-        """Prepare saving a checkpoint, removing an incomplete one of the same step."""
+        """Prepare saving a checkpoint: remove an incomplete checkpoint of the same step."""
         self._check_numbers()
         self.throughput.pause()
         self.safe_stop.saving = folder
@@ -538,28 +536,28 @@ class HfViTTrainer(Trainer):
             folder.mkdir(parents=True)
             conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
             write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
-        self.accelerator.wait_for_everyone()  # before other processes write into it
+        self.accelerator.wait_for_everyone()  # other processes write to the folder afterwards
 
     def _check_numbers(self) -> None:
         self.safe_stop.check_numbers(self.args, self.state.global_step, self.model, self.optimizer)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint; older ones are deleted by step after it is on disk with its checksums.
+        """Save a checkpoint. Once it and its checksums are on disk, delete older checkpoints in order of step.
 
-        transformers deletes them earlier, by time stamp, before any public method or event.
+        transformers would delete checkpoints earlier and by time stamp, before it calls any public method or event.
         """
         hidden = {"save_total_limit": self.args.save_total_limit}
         with replaced(self, _hidden=hidden), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(*args, **kwargs)
         checkpoint = self.safe_stop.saving
         assert checkpoint is not None
-        if not self.args.push_to_hub:  # an upload has already done it
+        if not self.args.push_to_hub:  # the upload has already completed the checkpoint
             self._seal(checkpoint)
         if self.args.should_save:
             delete_older(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _seal(self, checkpoint: Path) -> None:
-        """Complete a checkpoint after all processes have written their files."""
+        """Write the checksums of a checkpoint after all processes have written their files."""
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             complete(checkpoint)
@@ -567,7 +565,7 @@ class HfViTTrainer(Trainer):
     # Hub
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the draft of a model card of transformers, unless there is a card that it did not write."""
+        """Let transformers write a draft of the model card, unless there is a card from another source."""
         card = Path(self.args.output_dir) / CARD
         if not card.is_file() or AUTOGENERATED_TRAINER_COMMENT in card.read_text(encoding="utf-8"):
             super().create_model_card(*args, **kwargs)
@@ -591,19 +589,19 @@ class HfViTTrainer(Trainer):
         Args:
             commit_message: Message of the commit.
             blocking: Whether to wait for the upload.
-            token: Access token; `None` is `args.hub_token`.
-            revision: Branch of the commit; `None` is `args.hub_revision`.
-            private: Whether a new repository is private; `None` is `args.hub_private_repo`.
+            token: Access token. `None` uses `args.hub_token`.
+            revision: Branch of the commit. `None` uses `args.hub_revision`.
+            private: Whether a new repository is private. `None` uses `args.hub_private_repo`.
             **kwargs: Arguments of `create_model_card`.
 
         Returns:
-            The commit, or its future if not `blocking`; `None` on all processes but the first.
+            The commit, or a future of the commit if `blocking` is false; `None` on all processes except the first.
 
         Raises:
             OSError: If the upload fails; the message explains how to repeat it.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:  # if push_to_hub is not set in the arguments
+        if self.hub_model_id is None:  # None unless push_to_hub is set in the arguments
             self.args.hub_private_repo = private if private is not None else self.args.hub_private_repo
             self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)
@@ -625,9 +623,9 @@ class HfViTTrainer(Trainer):
             return upload.result()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload the saved files in the background during training, without the pickle of the arguments.
+        """Upload the saved files in the background during training, without the pickled training arguments.
 
-        There is no public method that excludes the pickle.
+        This private method is overridden, because no public method of transformers excludes the pickle.
         """
         self._seal(Path(checkpoint_folder))
         args = self.args
@@ -664,7 +662,7 @@ class HfViTTrainer(Trainer):
         revision: str | None = None,
         is_last: bool = False,
     ) -> Future[Any]:
-        """Start to upload files and return the future of the commit, which is tagged if it is the last one."""
+        """Start to upload files, and return a future of the commit. The last commit of a run is tagged."""
 
         def upload() -> Any:
             commit = hf_api().create_commit(

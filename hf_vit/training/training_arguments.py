@@ -1,4 +1,4 @@
-"""Training arguments: those of transformers and ours, their defaults, and checks of combinations."""
+"""Training arguments of transformers and hf_vit, their defaults, and checks of combinations."""
 
 import json
 import math
@@ -52,7 +52,7 @@ SCHEDULE_FREE = (
     OptimizerNames.SCHEDULE_FREE_RADAM,
     OptimizerNames.SCHEDULE_FREE_SGD,
 )
-# Linear layers of attention and MLP in all towers of this package, plain and gated.
+# Names of the linear layers of attention and of plain and gated MLPs in all models of this package
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
 
@@ -61,7 +61,7 @@ output_option = partial(option, group="Output")
 sizes_option = partial(option, group="Sizes of training images")
 optimizer_option = partial(option, group="Optimizer and frozen parts")
 lora_option = partial(option, group="LoRA")
-# Arguments of transformers that are mappings, given as JSON or as the path of a file
+# Arguments of transformers that are mappings, given as JSON text or as the path of a JSON file
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")
 MAPPINGS = (
     *FILES,
@@ -144,7 +144,7 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="ema model_ema model_ema_decay",
     )
 
-    # Batch size and its composition
+    # Composition of batches
     repeated_augmentations: int = augmentation_option(
         1,
         "Number of augmentations of each image per step (DeiT III: 3). The number of steps per epoch does not "
@@ -180,7 +180,7 @@ class HfViTTrainingArguments(TrainingArguments):
         list(LORA_TARGETS), "Name endings of the linear layers with LoRA updates.", resume="fixed"
     )
 
-    # Defaults that suit a Vision Transformer; planning/defaults.yaml replaces them by task and data
+    # Defaults for Vision Transformers. Values in planning/defaults.yaml replace them, depending on task and data.
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup_steps: float = 0.1
@@ -216,7 +216,7 @@ class HfViTTrainingArguments(TrainingArguments):
         "Changes of the number of steps, such as 143:812, as recorded in recipe.yaml for runs with a time budget.",
         resume="free",
     )
-    # State of early stopping, and wall time, continue after a resume.
+    # After a resume, early stopping and the measurement of the wall time continue from their saved states.
     restore_callback_states_from_checkpoint: bool = True
     # An incomplete last batch would give its images more weight, depending on the number of processes.
     dataloader_drop_last: bool = True
@@ -246,17 +246,17 @@ class HfViTTrainingArguments(TrainingArguments):
         if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
             self.greater_is_better = False
         if self.early_stopping_patience is not None:
-            self.load_best_model_at_end = True  # the last weights are worse than the best ones
+            self.load_best_model_at_end = True  # early stopping: the last weights are worse than the best
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch requires workers for this option
         if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
-            self.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
+            self.optim_target_modules = self.optim_target_modules[0]  # a single value is a pattern, or "all-linear"
         try:
             super().__post_init__()
-        except TypeError as error:  # for an unknown name in a mapping
+        except TypeError as error:  # raised for an unknown name in a mapping
             raise ValueError(f"An argument of transformers is invalid: {error}. Correct or remove it.") from error
         if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
             raise ValueError(
@@ -267,7 +267,7 @@ class HfViTTrainingArguments(TrainingArguments):
         self.check_combinations()
 
     def check_combinations(self) -> None:
-        """Raise `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
+        """Raise `ValueError` for options that exclude each other, `ImportError` if peft is required but missing."""
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
@@ -287,13 +287,13 @@ class HfViTTrainingArguments(TrainingArguments):
             check_packages("lora_rank", "peft", extra="peft")
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the number of warm-up steps; a single step has none, because its learning rate would be 0."""
+        """Return the number of warm-up steps: 0 for a run of one step, because its learning rate would be 0."""
         return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
 
 
 @dataclass
 class TrainerArguments(HfViTTrainingArguments):
-    """The options that `HfViTTrainer` applies, without those of `hf-vit train`, as HfArgumentParser parses them."""
+    """Options of `HfViTTrainer` for `HfArgumentParser`, without the options that only `hf-vit train` uses."""
 
     minutes: float | None = field(default=None, init=False)
     choose_defaults: bool | None = field(default=None, init=False)
@@ -305,19 +305,19 @@ class TrainerArguments(HfViTTrainingArguments):
 
 
 def usable_cores() -> int:
-    """Return the number of cores per process, dividing those of the job by the number of local processes.
+    """Return the number of CPU cores per process: the cores of the job divided by the number of local processes.
 
-    If a launcher has bound the process to its share of the cores, their number is returned.
+    If a launcher has bound the process to a share of the cores, the number of these cores is returned.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if sys.platform != "linux":  # other systems do not report it
+    if sys.platform != "linux":  # other systems do not report the cores of a process
         return max(1, (os.cpu_count() or 1) // processes)
     own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
     return own if own < launchers else max(1, own // processes)
 
 
 def training_options_of(args: TrainingArguments) -> Any:
-    """Return the object with our options: the arguments if they declare them, else the class with the defaults."""
+    """Return the object with the options of hf_vit: `args` if it has them, otherwise a class with their defaults."""
     return args if isinstance(args, HfViTTrainingArguments) else HfViTTrainingArguments
 
 
@@ -336,7 +336,7 @@ def check_optimization(args: TrainingArguments) -> None:
 
 
 def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: int) -> int:
-    """Return the number of last steps with a falling learning rate, which must not overlap with the warm-up."""
+    """Return the number of final steps with a decreasing learning rate. They must not overlap with the warm-up."""
     steps = wanted if wanted >= 1 else math.ceil(num_training_steps * wanted)
     if steps + num_warmup_steps > num_training_steps:
         raise ValueError(
@@ -347,13 +347,13 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
 
 
 def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
-    """Return the total number of steps by the step from which it applies.
+    """Return a mapping from a step to the total number of steps that applies from that step on.
 
     Args:
         changes: Entries such as "143:812": from step 143 on, the run has 812 steps.
 
     Raises:
-        ValueError: If an entry has another form.
+        ValueError: If an entry does not have this form.
     """
     found = dict[int, int]()
     for change in changes or ():
@@ -365,7 +365,7 @@ def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
 
 
 def check_library(args: TrainingArguments) -> None:
-    """Raise `ValueError` for values that transformers accepts but fails on later."""
+    """Raise `ValueError` for argument values that transformers accepts, but that make it fail later."""
     if not args.output_dir:
         raise ValueError(f"output_dir={args.output_dir!r} is not a folder. Give the path of a new or existing folder.")
     if args.max_steps < 1 and args.max_steps != -1:
@@ -379,7 +379,7 @@ def check_library(args: TrainingArguments) -> None:
         raise ValueError(
             f"report_to={','.join(given)} contains the unknown {', '.join(unknown)}. Choose from {', '.join(known)}."
         )
-    available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list it
+    available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list flyte
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
         raise ImportError(
             f"report_to={missing[0]} requires a package that is not installed. Run pip install {missing[0]}, or set "
@@ -410,7 +410,7 @@ def check_optimizer(args: TrainingArguments) -> None:
     """Create optimizer and schedule for a small layer; raise `ValueError` or `ImportError` if that fails."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
-        return  # they need the model
+        return  # these optimizers need the model
     try:
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
         optimizer = optimizer_class(layer.parameters(), **settings)
@@ -443,7 +443,7 @@ def check_training(
             f"{num_images} training images do not fill a batch of {batch_size}. Reduce --per_device_train_batch_size."
         )
     is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
-    # The Trainer reads it at every evaluation, also if the best model is not requested.
+    # The Trainer reads the score `metric_for_best_model` at every evaluation, even if it does not save the best model.
     is_looked_up = is_best_wanted or (has_validation and args.eval_strategy != IntervalStrategy.NO)
     if args.ema_decay is not None:
         scores = {*scores, *(f"ema_{name}" for name in scores)}
@@ -463,7 +463,7 @@ def check_training(
 
 
 def check_steps(args: HfViTTrainingArguments) -> None:
-    """Raise `ValueError` if anything is counted in epochs of a stream, which has no known length."""
+    """Raise `ValueError` if an argument is in epochs, because the length of a stream is unknown."""
     is_missing = {
         "--max_steps": args.max_steps < 1,
         "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,

@@ -20,14 +20,14 @@ from .state import StatefulCallback
 class WeightAverage:
     """Exponential moving average of all trained weights, in float32 even if the weights have lower precision.
 
-    It is initialized with the current weights. Frozen weights and buffers, such as the statistics of batch norm, are
-    those of the model. Under FSDP2, each process averages its own shards.
+    The average is initialized with the current weights. Frozen weights and buffers, such as batch norm statistics, are
+    not averaged. Under FSDP2, each process averages its own shards.
     """
 
     def __init__(self, model: PreTrainedModel, decay: float) -> None:
         self.model = model
         self.decay = decay
-        # Found through the model state, which excludes trained parameters outside the model.
+        # Use the model state, because it excludes trained parameters that are not saved with the model.
         weights = dict.fromkeys(weight for weight in self._state().values() if weight.requires_grad)
         self.averages = {
             weight: weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights
@@ -36,8 +36,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after optimizer step `step`, counted from 1."""
-        # The decay is smaller for the first steps, so that the initial weights are forgotten, like with
-        # `num_updates` of `tf.train.ExponentialMovingAverage` in TensorFlow.
+        # The decay is smaller for the first steps, so that the initial weights are forgotten. TensorFlow's
+        # `tf.train.ExponentialMovingAverage` does the same with its argument `num_updates`.
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [own_part(average) for average in self.averages.values()]
         weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
@@ -56,7 +56,7 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full state with averaged weights by name; all processes must iterate it together."""
+        """Yield the full model state by name, with averaged weights. All processes must iterate together."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
@@ -83,27 +83,27 @@ class WeightAverage:
             average.copy_(value)
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved with the model; trained weights are the parameter objects themselves."""
+        """Return the tensors that are saved with the model. Trained weights are `nn.Parameter` objects, not copies."""
         return self.model.state_dict(keep_vars=True)
 
     def _set(self, values: Iterable[Tensor]) -> None:
-        """Copy values into the weights, in the same order."""
+        """Copy values into the weights of the model. Values and weights have the same order."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # otherwise it would keep using weights that it gathered before
+                module.reshard()  # otherwise the module would keep using the weights that it gathered earlier
         for weight, value in zip(self.averages, values, strict=True):
             own_part(weight).copy_(value)
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return the shard of a tensor on this process, for reading or writing."""
+    """Return the part of a tensor that this process holds. Writing to it changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class AverageWeights(StatefulCallback):
     """Update a `WeightAverage` during training, and save it as a separate model in the folder `ema`.
 
-    With `is_fsdp`, the model is sharded by the Trainer, which can save it whole.
+    If `is_fsdp` is true, the model is sharded, and the Trainer gathers the shards when it saves the model.
     """
 
     is_published = True
@@ -135,7 +135,7 @@ class AverageWeights(StatefulCallback):
     def save_state(self, folder: Path, is_writer: bool) -> None:
         if self.average is None:
             return
-        # On all processes, because the weights may have to be gathered.
+        # All processes iterate over the weights, because sharded weights are gathered from all of them.
         weights = {name: weight for name, weight in self.average.whole_weights() if is_writer}
         if is_writer:
             self.average.model.save_pretrained(folder / AVERAGE_FOLDER, state_dict=weights)
@@ -148,9 +148,9 @@ class AverageWeights(StatefulCallback):
 
 
 class LastAverage(TrainerCallback):
-    """Set the averaged weights of a schedule-free optimizer after the last step.
+    """Switch the model to the averaged weights of a schedule-free optimizer after the last step.
 
-    This happens before the best model is loaded, which already has averaged weights.
+    The switch precedes loading the best checkpoint, because that checkpoint already contains averaged weights.
     """
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

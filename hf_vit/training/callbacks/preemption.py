@@ -1,4 +1,4 @@
-"""Early ends of a training run: signals, non-finite numbers, checkpoints that cannot be written."""
+"""Stop a training run early: on signals, non-finite numbers, or checkpoints that cannot be written."""
 
 import os
 import signal
@@ -36,14 +36,14 @@ class PreemptionSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        # In shared memory, so that data loader workers can read it.
+        # The flag is in shared memory, so that data loader workers can read it.
         self.is_training = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Record signals in `received` instead of terminating; only in the main thread, as Python requires.
+        """Context manager that records signals in `received` instead of terminating the process.
 
-        A signal that arrives too late for the run is raised again afterwards.
+        It works in the main thread only, as Python requires. A signal that the run did not handle is raised again.
         """
         self.received = 0
         numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
@@ -59,19 +59,19 @@ class PreemptionSignals:
             signal.raise_signal(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Only once, because torchrun and SLURM may both send a signal.
+        # Keep the first signal, because torchrun and SLURM may both send one.
         self.received = self.received or number
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Start function of data loader workers, which ignore signals while the main process still trains.
+    """Start function of data loader workers. It makes them ignore signals while the main process still trains.
 
-    The current step still needs the rest of its batch. After training, workers end by SIGTERM as usual.
+    The main process needs their data to finish the current step. After training, SIGTERM ends the workers as usual.
     """
 
-    is_training: torch.Tensor  # flag in shared memory
-    before: Callable[[int], None] | None  # another start function of workers, if any
+    is_training: torch.Tensor  # flag in shared memory, nonzero during training
+    before: Callable[[int], None] | None  # start function that the data loader already had, if any
 
     def __call__(self, worker: int) -> None:
         for number in STOP_SIGNALS:
@@ -87,9 +87,9 @@ class WorkerStart:
 class SafeStop(TrainerCallback):
     """Stop a training run safely: on all processes after the same step, with a checkpoint.
 
-    On SIGTERM or SIGUSR1 to any process, the run finishes the step and an evaluation that is due, saves a checkpoint
-    and raises `Preempted`. (`enable_jit_checkpoint` of transformers saves in the middle of a step, so that a run
-    cannot resume exactly, and its processes may stop at different steps.)
+    If any process receives SIGTERM or SIGUSR1, the run finishes the current step and a due evaluation, saves a
+    checkpoint and raises `Preempted`. (`enable_jit_checkpoint` of transformers saves in the middle of a step, so that
+    a run cannot resume exactly, and its processes may stop at different steps.)
 
     A non-finite loss or weight also stops the run and is never saved. A checkpoint that cannot be written is removed.
     """
@@ -101,7 +101,7 @@ class SafeStop(TrainerCallback):
     def _reset(self) -> None:
         self.saving: Path | None = None  # checkpoint that is being written
         self._loss: Tensor | None = None  # sum of the losses of this step
-        self._number = 0  # a signal that all processes have received
+        self._number = 0  # number of the signal that all processes respond to, or 0
         self._save_strategy: SaveStrategy | str | None = None
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
@@ -129,7 +129,7 @@ class SafeStop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # A signal and a non-finite loss; signals are sent again in every step.
+        # Two numbers to exchange: signal and step of a non-finite loss. A signal is exchanged again in every step.
         numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
         numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None
@@ -138,7 +138,7 @@ class SafeStop(TrainerCallback):
         if not self._number:
             return
         control.should_training_stop = True
-        # At the last step of an epoch, the checkpoint is saved at the end of the epoch, after its evaluation.
+        # After the last step of an epoch, do not save yet: the end of the epoch saves, after its evaluation.
         control.should_save = not float(state.epoch or 0.0).is_integer()
         if args.save_strategy == SaveStrategy.BEST:  # this strategy would skip a checkpoint that is not the best
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
@@ -163,19 +163,19 @@ class SafeStop(TrainerCallback):
     def check_numbers(
         self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Raise `NotFiniteError` on all processes if a loss so far, or a weight of any process, is not finite."""
-        _, lost_step = self._settle()  # signals are sent again in later steps
+        """Raise `NotFiniteError` on all processes if any loss so far, or any current weight, is not finite."""
+        _, lost_step = self._settle()  # the signal can be dropped: it is exchanged again in later steps
         check_loss(lost_step, args, optimizer)
-        # For a sharded model, check the shard of this process.
+        # If the model is sharded, each process checks its own shard.
         weights = [own_part(parameter.detach()) for parameter in model.parameters()]
         is_lost = 1 - torch.stack([weight.isfinite().all() for weight in weights]).all().long()[None]  # (1,)
         if largest(is_lost.to(args.device), args).item():
             raise NotFiniteError(not_finite_message("weights", step, learning_rate(optimizer), args))
 
     def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
-        """Return the maximum of numbers over all processes: of this step on a CPU, of the previous step on a GPU.
+        """Return the maximum of `numbers` over all processes.
 
-        On a GPU they were exchanged during the following step, so that no process waits.
+        On a GPU, the result is that of the previous step: the exchange runs during the next step, without waiting.
         """
         numbers = largest(numbers, args)
         if numbers.device.type != "cuda":
@@ -187,7 +187,7 @@ class SafeStop(TrainerCallback):
         return earlier
 
     def _settle(self) -> list[int]:
-        """Wait for the exchanged numbers and return them; zeros if there are none."""
+        """Wait for the pending exchange of numbers and return its result, or zeros if no exchange is pending."""
         if self._pending is None:
             return [0, 0]
         (numbers, event), self._pending = self._pending, None
@@ -196,7 +196,7 @@ class SafeStop(TrainerCallback):
 
 
 def check_loss(lost_step: int, args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `NotFiniteError` if `step` is the number of a step with a non-finite loss; 0 means that there is none."""
+    """Raise `NotFiniteError` if `lost_step`, the number of a step with a non-finite loss, is not 0."""
     if lost_step:
         raise NotFiniteError(not_finite_message("loss", lost_step, learning_rate(optimizer), args))
 
@@ -209,6 +209,6 @@ def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the learning rate of layers without a rate factor."""
+    """Return the current learning rate before multiplication with the factors of single layers."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))

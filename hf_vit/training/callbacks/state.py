@@ -1,4 +1,4 @@
-"""Callbacks whose state is saved with checkpoints and restored on resume: epoch, time, optimizer options."""
+"""Callbacks with a state (epoch, time, optimizer options) that is saved in checkpoints and restored on resume."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ logger = logging.get_logger(__name__)
 class StatefulCallback(TrainerCallback):
     """Callback that saves its state with checkpoints and restores it.
 
-    `HfViTTrainer` calls both methods of all its callbacks. A state of a few numbers uses `ExportableState` of
-    transformers instead, which is saved in trainer_state.json.
+    `HfViTTrainer` calls `save_state` and `load_state` of each such callback. Callbacks with only a few numbers use
+    `ExportableState` of transformers instead, which saves them in trainer_state.json.
     """
 
     is_published = False  # whether the state is also saved with the final model
@@ -37,19 +37,19 @@ class StatefulCallback(TrainerCallback):
         """
 
     def load_state(self, folder: Path) -> None:
-        """Load the state from a checkpoint: the one to resume from, or the best one at the end of training."""
+        """Load the state from a checkpoint: the checkpoint to resume from, or at the end of training the best one."""
 
 
 class LoadStates(TrainerCallback):
-    """Load the state of callbacks from the checkpoint to resume from, and finally from the best one.
+    """Load the state of callbacks: at the start from the resumed checkpoint, at the end from the best checkpoint.
 
-    The best checkpoint is searched next to the one to resume from, because folders may have moved. If it is missing, a
-    warning is logged and the best of the following steps is used. (transformers would end with the last weights, or
-    with those of a damaged file.)
+    The best checkpoint is searched in the parent folder of the resumed checkpoint, because folders may have moved. If
+    it is missing, a warning is logged and the best checkpoint of the remaining steps is used. (transformers would end
+    with the last weights, or with weights from a damaged file.)
     """
 
     def __init__(self) -> None:
-        # Both are set by `HfViTTrainer.train`.
+        # `HfViTTrainer.train` sets both attributes.
         self.callbacks: Sequence[StatefulCallback] = ()
         self.checkpoint: Path | None = None  # checkpoint to resume from
 
@@ -57,7 +57,7 @@ class LoadStates(TrainerCallback):
         if self.checkpoint is None:
             return
         self._load(self.checkpoint)
-        # transformers may have reset the path, but not the score.
+        # Read the path from the file, because transformers may have removed it from `state`.
         place = read_state(self.checkpoint)["best_model_checkpoint"]
         if not args.load_best_model_at_end or place is None:
             return
@@ -88,7 +88,7 @@ class LoadStates(TrainerCallback):
 
 
 class NewOptions(TrainerCallback):
-    """Restore the current options of an optimizer after the state of a checkpoint has replaced them.
+    """Restore the optimizer options of this run after loading a checkpoint has replaced them with saved options.
 
     Args:
         options: Options of each parameter group, such as `lr` (before the schedule), `weight_decay` and `betas`;
@@ -103,7 +103,7 @@ class NewOptions(TrainerCallback):
             return
         optimizer: torch.optim.Optimizer = kwargs["optimizer"]
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
-            begun = group.get("initial_lr", group["lr"])  # learning rate before the schedule, if there is one
+            begun = group.get("initial_lr", group["lr"])  # base rate; a scheduler saves it as `initial_lr`
             if begun != options["lr"]:
                 group["lr"] *= options["lr"] / begun if begun else 0.0
             group |= {name: value for name, value in options.items() if name not in ("lr", "params")}
@@ -121,9 +121,9 @@ class DatasetEpoch(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        # Before the data loader reads its first image.
+        # The epoch must be set before the data loader reads its first image.
         if isinstance(train_dataloader.dataset, AugmentedDataset):
-            # After a resume, a part of the epoch is already done.
+            # `state.epoch` is not an integer if training resumes in the middle of an epoch.
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
 

@@ -16,16 +16,16 @@ from ...model.task_image_classification import HfViTForImageClassification
 
 
 class Throughput(TrainerCallback):
-    """Count images and FLOPs from the first batch on, and measure the time without evaluations and saving.
+    """Count images and FLOPs from the first batch on, and measure the time, excluding evaluation and saving.
 
-    The pause for saving begins with `pause` and ends when the Trainer has saved.
+    The clock stops when `pause` is called before saving, and restarts when the Trainer has saved.
     """
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self.start: float | None = None  # set by the first batch
+        self.start: float | None = None  # None until the first batch
         self._paused_at: float | None = None
         self._images = 0
         self._flops = 0
@@ -65,7 +65,7 @@ class Throughput(TrainerCallback):
             self.resume()
 
     def take(self) -> tuple[int, int, float]:
-        """Return the images, FLOPs and seconds since the last call; there must have been a batch."""
+        """Return the numbers of images, FLOPs and seconds since the last call. Requires at least one counted batch."""
         assert self.start is not None
         now = time.perf_counter()
         work = self._images, self._flops, now - self.start
@@ -75,8 +75,8 @@ class Throughput(TrainerCallback):
     def measures(self, args: TrainingArguments) -> dict[str, float]:
         """Return additional values for the log: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
 
-        `images_per_second` counts all processes since the last call, `peak_memory_mib` is that of the first process
-        (of its GPU, if it has one), and `mfu` is the share of the peak FLOPs of the GPU that the model uses.
+        `images_per_second` is the rate of all processes since the last call, `peak_memory_mib` is the peak memory of
+        the first process (of its GPU, if it has one), and `mfu` is the used share of the peak FLOPs of the GPU.
         """
         if self.start is None:
             return {}
@@ -98,7 +98,7 @@ def best_flops(args: TrainingArguments) -> float | None:
 def training_flops(model: nn.Module, height: int, width: int) -> int:
     """Return the FLOPs of a forward and backward pass per image, 0 if unknown.
 
-    They are known for image classifiers whose weights are all trained.
+    The FLOPs are known for image classifiers if all of their weights are trained.
     """
     if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
         return 0

@@ -1,4 +1,4 @@
-"""Stored features of frozen blocks: computed once per view of a training image, saved, and read in each step.
+"""Stored features of frozen blocks: computed once per view of a training image, saved, and read in training steps.
 
 Shapes: B batch, C channels, H W pixels, L tokens, D hidden size.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..trainer import HfViTTrainer
 
 FEATURE_FOLDER = "hf_vit_features"
-ROWS_PER_SHARD = 256  # rows that one process writes at a time, and loses if it is killed
+ROWS_PER_SHARD = 256  # rows per written file; a killed process loses at most these
 BATCH_SIZE = 32  # batch size of the extraction, fixed so that files do not depend on the training batch size
 PROBED = 4  # images from which the required features and their size are determined
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
@@ -86,7 +86,7 @@ class FrozenPart:
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the features (B, L, D), pooled ones (B, D) or (B, 2·D), of a batch of images."""
+        """Return features by name of a batch of images: tokens (B, L, D), and pooled features (B, D) or (B, 2·D)."""
         mask = batch.get("patch_attention_mask")
         tokens, blocks = self.backbone.start_blocks(batch["pixel_values"], mask)
         states, masks = {"0": tokens}, blocks.masks(tokens)
@@ -98,9 +98,9 @@ class FrozenPart:
         return states
 
     def find_read(self, compute_loss: Callable[[], Tensor]) -> tuple[dict[str, Tensor], "FrozenPart"]:
-        """Return the features that a loss depends on, found by its gradients, and the part that computes them.
+        """Return the features that a loss depends on, according to its gradients, and the part that computes them.
 
-        The part ends where a head changes the tokens between two blocks, for example by adding queries.
+        If a head changes the tokens between two blocks, for example by adding queries, the part ends there.
         """
         leaves: dict[str, Tensor] = {}
 
@@ -131,7 +131,7 @@ class FrozenPart:
 
 
 def bound(module: nn.Module, name: str) -> Callable[..., Tensor]:
-    """Return the method of a module that computes features."""
+    """Return the bound method of a module that computes features: `pool` or `forward`."""
     return module.pool if isinstance(module, HfViTModel) and name == "pool" else module.forward
 
 
@@ -152,8 +152,8 @@ class FeatureDataset(AugmentedDataset):
     """Stored features and targets of an `AugmentedDataset`; each epoch reads one view.
 
     Args:
-        rows: Rows of all images, one view after the other.
-        num_views: Number of views, used in turn.
+        rows: Stored rows: all images of the first view, then all images of the second view, and so on.
+        num_views: Number of stored views of each image. Consecutive epochs read consecutive views.
     """
 
     rows: Dataset = field(kw_only=True)
@@ -182,7 +182,7 @@ class FeatureCollator:
     shapes: Mapping[str, tuple[int, ...]]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of the targets of some rows, with `frozen_states`, the features by name."""
+        """Return a batch with the targets of some rows, and their features by name under the key `frozen_states`."""
         examples = [{**torch.load(io.BytesIO(row[TARGET]), weights_only=True), "image": self.image} for row in rows]
         states = {
             name: torch.from_numpy(np.stack([row[name] for row in rows])).unflatten(1, shape)
@@ -206,7 +206,7 @@ class ExtractionCollator:
 def encode_target(example: Mapping[str, Any]) -> bytes:
     """Encode an example without its image as bytes that `torch.load` opens without running code."""
     stream = io.BytesIO()
-    # Cloned, because saving a view would save its whole base tensor
+    # Clone tensors, because saving a view of a tensor would save the whole base tensor.
     target = {name: value.clone() if isinstance(value, Tensor) else value for name, value in example.items()}
     torch.save({name: value for name, value in target.items() if name != "image"}, stream)
     return stream.getvalue()
@@ -215,11 +215,11 @@ def encode_target(example: Mapping[str, Any]) -> bytes:
 class FrozenFeatures:
     """Features of the frozen part of a model, stored on disk for several views of each training image.
 
-    View v of an image is what training without stored features would see in epoch v; epoch e reads view e modulo
-    `cached_views`. The features are stored in the cache of `datasets`, in files of `ROWS_PER_SHARD` rows. The folder
-    name depends on images, targets, transform, frozen weights and precision, so that another run, or a resumed one,
-    reuses them. Each process writes some of the files and reads all of them. `seconds` is the time that computing new
-    features took.
+    View v of an image is the augmented image that training without stored features would use in epoch v. Epoch e reads
+    view e modulo `cached_views`. The features are stored in the cache of `datasets`, in files of `ROWS_PER_SHARD`
+    rows. The folder name depends on images, targets, transform, frozen weights and precision, so that a matching new
+    run or a resumed run reuses the features. Each process writes some of the files and reads all of them. `seconds` is
+    the time spent on computing new features.
 
     Args:
         trainer: A trainer that is ready to train.
@@ -274,7 +274,7 @@ class FrozenFeatures:
         batch = send_to_device(batch, device)
         model.train()
         for module in model.modules():
-            if isinstance(module, _BatchNorm):  # its statistics must not change
+            if isinstance(module, _BatchNorm):  # the statistics of batch norm must not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
             read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
@@ -321,7 +321,7 @@ class FrozenFeatures:
         return images
 
     def _shards(self) -> list[tuple[int, int]]:
-        """Return the view and number of each file."""
+        """Return the index of the view, and the file number within the view, of each file."""
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
@@ -332,7 +332,7 @@ class FrozenFeatures:
         """Compute and write the missing files, and report the number of images and the time."""
         trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
         is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
-        trainer.accelerator.wait_for_everyone()  # before the first file is written
+        trainer.accelerator.wait_for_everyone()  # all must have listed the files before one is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
         self.folder.mkdir(parents=True, exist_ok=True)
         hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
@@ -352,7 +352,7 @@ class FrozenFeatures:
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
-        """Write a file atomically."""
+        """Compute the features of one file, and write the file atomically."""
         start = number * ROWS_PER_SHARD
         images = self._images(view)
         loader = DataLoader(
@@ -387,11 +387,11 @@ class FrozenFeatures:
 
     @contextmanager
     def serving(self, inputs: dict[str, Any]) -> Iterator[None]:
-        """Context manager: the frozen part returns the features of a batch, which are removed from the batch."""
+        """Context manager within which the frozen part returns stored features, which are removed from `inputs`."""
         states, config_of_part = inputs.pop(STATES), self.part.backbone.config
         first = next(iter(states.values()))
         tokens = self.length, config_of_part.hidden_size
-        # The loss does not depend on this value; NaN would reveal a dependency.
+        # Placeholder for states that the loss does not depend on. If it did depend on them, it would become NaN.
         blank = first.new_full((), math.nan, dtype=torch.float32).expand(len(first), *tokens)
         given = {name: states[name].to(one.dtype) for name, one in self.read.items()}
         functions = {"": (self.part.backbone.embeddings, "forward"), **self.part.functions()}

@@ -14,10 +14,10 @@ from ...model.task_image_classification import HfViTForImageClassification
 from ..arguments import ClassificationArguments
 
 
-PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidates for ridge regression on standardized features
+PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
-MOST_IMAGES = 20_000  # maximum number of images; more hardly change a linear classifier
-LEAST_COMPARED = 400  # minimum number of training images for a comparison on a held-out tenth
+MOST_IMAGES = 20_000  # maximum number of images for a probe; more hardly improve a linear classifier
+LEAST_COMPARED = 400  # minimum number of training images for holding out a tenth to compare models
 
 
 class Probe(NamedTuple):
@@ -27,7 +27,7 @@ class Probe(NamedTuple):
     bias: Tensor
     accuracy: float
     num_images: int
-    is_weighted: bool = False  # whether images count by the weight of their class
+    is_weighted: bool = False  # whether classes have different weights
 
     def __str__(self) -> str:
         weighted = ", weighted by class" if self.is_weighted else ""
@@ -38,7 +38,7 @@ class Probe(NamedTuple):
 
 
 def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Let a new classifier on a saved model read the CLS token and the mean of the patch tokens."""
+    """Configure a new classifier on a saved model to use the CLS token and the mean of the patch tokens."""
     config = model.config
     is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
     if is_plain and "pooling" not in args.overrides():

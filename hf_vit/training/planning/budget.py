@@ -1,7 +1,7 @@
 """Time budgets: a few training steps are timed, then model size, batch size, steps and schedule are chosen.
 
-A larger size is preferred only if it still gets the number of steps in the table of its task, because a small model
-with many steps learns more than a large model with few.
+A larger size of model or images is preferred only if the number of steps in defaults.yaml still fits into the budget,
+because a small model learns more in many steps than a large model in few steps.
 """
 
 import tempfile
@@ -27,12 +27,12 @@ from .defaults import EVALUATIONS, Size
 
 TIMING_SHARE = 0.08  # maximum share of the budget for timing
 EVALUATION_SHARE = 0.08  # share of the budget for evaluations before the report
-EVALUATION_SECONDS = 2.0  # pictures and the checkpoint of one evaluation
-REPORT_SECONDS = 8.0  # pictures, curves, model card and saving
-LEAST_TIMED, MOST_TIMED = 3, 50  # number of timed steps
+EVALUATION_SECONDS = 2.0  # estimated time for pictures and the checkpoint of one evaluation
+REPORT_SECONDS = 8.0  # estimated time for pictures, curves, model card and saving
+LEAST_TIMED, MOST_TIMED = 3, 50  # minimum and maximum number of timed steps
 LEAST_STEPS = 20  # minimum number of steps of a training run
 STORING_GAIN = 1.75  # classifiers train all blocks unless stored features allow this many times as many steps
-LEFT_OUT = 1  # first steps that are not timed: they allocate memory and read prefetched images
+LEFT_OUT = 1  # number of first steps that are not timed: they allocate memory and read prefetched images
 TIMED_IMAGES = 32
 VIEW_SHARE = 0.4  # maximum share of the budget for computing features of frozen blocks
 LEAST_VIEWS, MOST_VIEWS = 2, 8
@@ -57,13 +57,13 @@ class Pace(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A size with its measured speed; `size` is None if the user gave the size."""
+    """A possible size of model and images, and its measured speed. `size` is None if the user gave the size."""
 
     size: Size | None
     pace: Pace
     steps: int
     evaluations: int
-    views: int = 0  # views of each image whose features are stored
+    views: int = 0  # number of views per image with stored features
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Budget:
 
     Args:
         seconds: Total time in seconds, from the start of the process.
-        num_scored: Number of image evaluations after the last step.
+        num_scored: Number of images evaluated after the last step; an image evaluated twice counts twice.
         num_validated: Number of images per validation; 0 without validation images.
-        num_probed: Number of images whose features the linear probe computes before the first step.
-        num_trained: Number of training images whose features may be stored.
+        num_probed: Number of images for the linear probe, which are encoded before the first step.
+        num_trained: Number of training images for which features may be stored.
         batch: Number of images per step.
         most_bytes: Maximum size of the stored features in bytes.
-        clock: Returns the elapsed seconds, the same on all processes.
+        clock: Function that returns the elapsed seconds, identical on all processes.
     """
 
     seconds: float
@@ -91,7 +91,7 @@ class Budget:
     most_bytes: float = 0.0
 
     def report_seconds(self, pace: Pace) -> float:
-        """Return the estimated seconds after the last step."""
+        """Return the estimated time in seconds from the last step to the end of the run."""
         return min(REPORT_SECONDS, 0.2 * self.seconds) + self.num_scored * pace.image
 
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
@@ -101,14 +101,14 @@ class Budget:
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
-        evaluations *= evaluations > 1  # the report evaluates the last step anyway
+        evaluations *= evaluations > 1  # a single one is omitted: the report evaluates the last step
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
         return Candidate(size, pace, max(1, int((left - views * of_view) / pace.step)), evaluations, views)
 
     def count_views(self, pace: Pace, left: float) -> int:
-        """Return how many views of each image to store: at most one per epoch, 0 if fewer than `LEAST_VIEWS` fit."""
+        """Return the number of views to store per image: at most one per epoch, 0 if fewer than `LEAST_VIEWS` fit."""
         of_view, step_views = self.num_trained * pace.view, self.num_trained / self.batch * pace.step
         most = min(VIEW_SHARE * self.seconds / of_view, self.most_bytes / (self.num_trained * pace.view_bytes))
         views = int(min(most, MOST_VIEWS, left / (of_view + step_views)))
@@ -121,8 +121,8 @@ class Budget:
 
         Args:
             sizes: Candidates in ascending order, at least one.
-            needed_steps: Number of steps that a size must get to be preferred to a smaller one.
-            measure: Times a few steps of a size.
+            needed_steps: Number of steps that must fit into the budget for a size to be preferred to a smaller one.
+            measure: Function that times a few steps of a size.
         """
         deadline = self.clock() + TIMING_SHARE * self.seconds
         best = self.plan(sizes[0], measure(sizes[0]))
@@ -144,7 +144,7 @@ class StepTimes(TrainerCallback):
     """Record the time of each step, and stop once the steps have been timed for long enough.
 
     Args:
-        seconds: Minimum total time of the timed steps, of which there are at least `LEAST_TIMED`.
+        seconds: Minimum total time of the timed steps. At least `LEAST_TIMED` steps are timed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -169,7 +169,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
     All files are written to a temporary folder, which is deleted.
 
     Args:
-        task: The task, whose arguments are changed.
+        task: The task. Its arguments are changed.
         seconds: Maximum time of the steps; at least `LEAST_TIMED` steps are run.
     """
     args = task.args
@@ -182,7 +182,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         task.options.whiten_patches = False  # whitening reads images and does not change the time of a step
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        with without_load_report():  # the training run itself prints the report
+        with without_load_report():  # the report is printed later, by the training run
             trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

@@ -1,6 +1,6 @@
 """Default hyperparameters by task, data and device: defaults.yaml contains the values, this file the rules.
 
-`budget` chooses from the sizes of each task.
+The module `budget` chooses from the candidate sizes of each task.
 """
 
 import math
@@ -35,14 +35,14 @@ class Size(NamedTuple):
         return (self.image_size // self.patch_size) ** 2
 
     def bounded(self, native_size: int) -> "Size":
-        """Return a size for smaller images with about as many patches; upscaling would not add information."""
+        """Limit the image size to `native_size`, with about as many patches, because upscaling adds no information."""
         if native_size >= self.image_size:
             return self
         patch = max(1, -(-native_size * self.patch_size // self.image_size))
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
     def fixed(self, given: Mapping[str, Any]) -> "Size":
-        """Return the size with the given fields of `HfViTConfig`, with about as many patches."""
+        """Return this size changed to the given fields of `HfViTConfig`, with about as many patches."""
         image = min(to_pair(given.get("image_size") or self.image_size))
         patch = given.get("patch_size")
         if patch is None:
@@ -68,26 +68,26 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDefaults:
-    """Default hyperparameters of a task: its entry in defaults.yaml, which describes the fields, and two rules.
+    """Default hyperparameters of a task: fields from defaults.yaml, and two functions.
 
     Args:
         batch: Number of images per step.
         ladder: Sizes for training from scratch, in ascending order.
         scratch: Training options for training from scratch.
         config: Fields of `HfViTConfig` for training from scratch.
-        steps: Number of steps that a size must get to be preferred to a smaller one.
+        steps: Number of steps that must fit into a time budget for a size to be preferred to a smaller one.
         tuned: Training options for fine-tuning.
         tuned_sides: Candidate image sizes in pixels for a saved model, in ascending order.
-        tuned_steps: Number of steps that such an image size must get to be preferred to a smaller one.
-        few: Additional training options for a large backbone and few images.
+        tuned_steps: Number of steps that must fit into a time budget for such an image size to be preferred.
+        few: Additional training options for fine-tuning a large backbone on few images.
         stores: Number of last blocks of a published backbone that are trained without a GPU, on stored features of the
             frozen blocks; None trains all blocks.
         probes: Whether a new head on a saved backbone is initialized as a linear probe.
-        enlarges: Whether images smaller than a size are upscaled.
-        head: Returns the options of a new head by its field in `HfViTConfig`, given the facts and the width of the
-            model; None as width selects the default head.
-        augmentation: Returns the augmentation options, given the facts, the number of epochs, and the side of a patch
-            relative to the shorter side of an image (None if unknown).
+        enlarges: Whether images that are smaller than the chosen image size are upscaled.
+        head: Function that returns the options of a new head by field of `HfViTConfig`, given the facts and the width
+            of the model. Width None selects the default head.
+        augmentation: Function that returns the augmentation options, given the facts, the number of epochs, and the
+            side of a patch relative to the shorter side of an image (None if unknown).
     """
 
     batch: int
@@ -128,21 +128,21 @@ class TaskDefaults:
         return list(dict.fromkeys(visible))
 
 
-# Values that several tasks share
+# Constants that several tasks share
 
-WIDEST_START = 384  # widest model with a larger initializer_range than usual
+WIDEST_START = 384  # maximum width of models with a larger initializer_range than usual
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # learning rate of AdamW for this width; narrower models use larger rates
 PROBED_RATE = 1.5e-5  # learning rate if the head starts as a linear probe
 FROZEN_RATE = 1e-3  # learning rate of heads on frozen features
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # head_lr_multiplier of new heads
-MOST_EAGER_PATCHES = 400  # up to which eager attention trains faster than SDPA on some CPUs
-FEW_IMAGES = 200  # fewer training images freeze all but the last blocks of a large backbone
-LARGE_WIDTH = 384  # minimum width of backbones that are frozen
+MOST_EAGER_PATCHES = 400  # maximum number for eager attention, faster than SDPA on some CPUs
+FEW_IMAGES = 200  # with fewer images, only the last blocks of a large backbone are trained
+LARGE_WIDTH = 384  # minimum width of large backbones, which are partly frozen
 LEAST_OBJECT = 16  # minimum side in pixels of most objects in the resized image
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
 TOO_FEW_STEPS = 300  # minimum number of steps from scratch
-GPU_BATCH, GPU_STEPS = 4, 5  # factors of batch size and steps on a GPU
+GPU_BATCH, GPU_STEPS = 4, 5  # factors by which batch size and steps are increased on a GPU
 EVALUATIONS, CHECKPOINTS = 10, 4
 SOME_EPOCHS, MANY_EPOCHS = 30, 150  # number of epochs from which a classifier needs moderate or strong augmentation
 MOST_ENLARGED = 2.0  # maximum scale of training images: larger ones crop too much of an image
@@ -152,7 +152,7 @@ SMALL_NATIVE = 40  # maximum side in pixels of thumbnails and symbols
 
 def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Return the augmentation options of a classifier; more epochs need stronger augmentation."""
-    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols such as digits must not be flipped
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # do not flip symbols such as digits
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
@@ -167,8 +167,8 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
 
 
 def detection_head(facts: Facts, width: int | None) -> Options:
-    """Return the number of queries for the number of objects, with fewer queries and groups without a GPU."""
-    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 times the objects, in tens
+    """Return detection head options: as many queries as the objects need, and fewer queries and groups on a CPU."""
+    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 per object, a multiple of 10
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
     small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
@@ -176,7 +176,7 @@ def detection_head(facts: Facts, width: int | None) -> Options:
 
 
 def universal_head(facts: Facts, width: int | None) -> Options:
-    """Return fewer queries and sampled points if there is no GPU."""
+    """Return head options: fewer queries and sampled points than by default if there is no GPU."""
     if facts.has_gpu:
         return {}
     queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
@@ -184,7 +184,7 @@ def universal_head(facts: Facts, width: int | None) -> Options:
 
 
 def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None], Options]:
-    """Return a rule that applies `head` to the model width without a GPU, and keeps the default head otherwise."""
+    """Return a rule that gives the head options `head(width)` if there is no GPU, and the defaults otherwise."""
     return lambda facts, width: {} if width is None or facts.has_gpu else head(width)
 
 
@@ -211,7 +211,7 @@ def text_tower(width: int) -> Options:
 
 
 def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Choose training scales at which most classes are at least half a patch wide.
+    """Choose scales of training images so that the regions of most classes are at least half a patch wide.
 
     The scale for evaluation is chosen on held-out images, see `SemanticSegmentation.choose_inference`.
     """
@@ -222,12 +222,12 @@ def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> 
 
 
 def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Return a canvas larger than a view for large images, and fewer local views without a GPU."""
+    """Return the options of views: a canvas larger than a view for large images; fewer local views without a GPU."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 
 
-# The tables
+# Default hyperparameters of each task
 
 
 def read_task(name: str, **rules: Any) -> TaskDefaults:
@@ -265,16 +265,17 @@ JOINT_EMBEDDINGS = read_task(
 IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_tower))
 
 
-# The rules
+# Rules that choose the options of a run
 
-MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # options that change images in each step
+MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # augmentations that differ between steps
 # Options that disable stored features by default
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
     *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
-HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # options whose heads have other fields
+# Options that select heads with other fields
+HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}
 
 
 def choose(
@@ -299,9 +300,9 @@ def choose(
         size: Chosen size of model and images, if any.
         steps: Number of training steps, if known.
         batch: Number of images per step on all processes, if given.
-        evaluations: Number of evaluations, including the one after the last step; 0 or at least 2.
-        views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains
-            all blocks.
+        evaluations: Number of evaluations, including the evaluation after the last step; 0 or at least 2.
+        views: Number of views per image with stored features. All but the last `stores` blocks are frozen. With 0, all
+            blocks are trained.
 
     Returns:
         Values by option name; `config_overrides` is a mapping that includes `overrides`.
@@ -321,7 +322,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # also if other options of the optimizer are given
+    if views:  # stored features require these options
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
@@ -373,7 +374,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Return optimizer, learning rates and frozen parts."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # trained as from scratch, except that the patch embedding is kept
+    if is_small_encoder(facts) and table.scratch:  # options as from scratch; the patch embedding is kept
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)

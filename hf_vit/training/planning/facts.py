@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-Start = Literal["scratch", "backbone", "head"]  # new weights, a backbone, or a model of the same task
+Start = Literal["scratch", "backbone", "head"]  # new weights, a saved backbone, or a saved model of the same task
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class Facts:
 
     Args:
         start: Origin of the weights.
-        is_unlabeled: Whether the model is one of this package that was pretrained without labels.
-        num_images: Number of training images, or of objects if each is a training example; None for streams.
-        native_size: Median shorter side in pixels of images, or of boxes that are cropped.
+        is_unlabeled: Whether the saved model belongs to this package and was pretrained without labels.
+        num_images: Number of training images, or of objects if each object is a training example; None for streams.
+        native_size: Median shorter side in pixels of the images, or of the boxes if boxes are cropped.
         is_regression: Whether labels are numbers instead of classes.
         is_gray: Whether the images are grayscale.
         object_share: Median side of objects relative to the shorter side of their image; None without boxes.

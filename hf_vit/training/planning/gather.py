@@ -1,4 +1,4 @@
-"""Collects properties of data, model and device for a task with loaded data."""
+"""Collect properties of data, model and device for a task with loaded data."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -17,12 +17,12 @@ from ..training_arguments import usable_cores
 from .facts import Facts, Start
 
 
-UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # classes that are trained without labels
+UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # models trained without labels
 SAMPLE = 32  # number of sampled images
 
 
 def gather_facts(task: Task) -> Facts:
-    """Return the properties of a task with loaded data, from images sampled evenly."""
+    """Return the properties of a task with loaded data, measured on a sample of evenly spaced images."""
     args, splits = task.args, task.loaded.splits
     start, architecture, saved = find_start(task)
     config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
@@ -72,7 +72,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts, shares = [], [], [0], list[float]()
-    extents = dict[int, np.ndarray]()  # area and half the outline of each class, relative to the image side
+    extents = dict[int, np.ndarray]()  # area and half of the perimeter per class, in image sides
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
         side = min(image.size)
@@ -84,7 +84,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
             shares += (sides.prod(dim=1).sqrt() / side).tolist()
         for number, extent in measure_classes(example.get("segmentation_map")).items():
             extents[number] = extents.get(number, 0) + extent / (side**2, side)
-    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # a long strip has two long edges
+    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # width of a strip with two long edges
     return {
         "native_size": int(median(sizes)),
         "is_gray": all(are_gray),
@@ -95,7 +95,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
 
 
 def measure_classes(mask: torch.Tensor | None) -> dict[int, np.ndarray]:
-    """Return the area and half the outline, in pixels, of each class in a mask (H, W)."""
+    """Return the area and half of the perimeter, in pixels, of each class in a mask (H, W)."""
     extents = {}
     for number in [] if mask is None else mask.unique().tolist():
         if number != IGNORED_LABEL:

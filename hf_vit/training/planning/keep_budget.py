@@ -1,4 +1,4 @@
-"""Keeps a training run within its time budget by adapting the number of steps to their measured speed.
+"""Keep a training run within its time budget by adapting the number of steps to the measured speed.
 
 Each change is recorded in `length_changes`, so that a resumed or repeated run makes the same changes.
 """
@@ -14,13 +14,13 @@ from ..training_arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 
-FIRST_CHECK, INTERVAL = 0.15, 0.1  # relative to the number of steps
+FIRST_CHECK, INTERVAL = 0.15, 0.1  # first check of the speed and interval of checks, relative to the number of steps
 LEAST_CHANGE = 0.02  # minimum change relative to the number of steps
 MOST_LENGTHENED = 2  # maximum number of steps relative to the planned number
 
 
 class LengthChanges(TrainerCallback):
-    """Change the number of steps after given steps.
+    """Change the total number of steps of a run at the steps listed in its training arguments.
 
     Args:
         trainer: The trainer.
@@ -37,7 +37,7 @@ class LengthChanges(TrainerCallback):
             trainer.args.max_steps = [trainer.args.max_steps, *lengths][-1]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Apply the change of this step, if there is one."""
+        """Change the total number of steps if a change is listed for this step."""
         if state.global_step in self.changes:
             change_length(self.trainer, self.changes[state.global_step])
 
@@ -49,7 +49,7 @@ class KeepBudget(LengthChanges):
         trainer: The trainer.
         budget: The time budget.
         pace: The measured speed.
-        changed: Called with the new number of steps after a change.
+        changed: Function that is called with the new number of steps after a change.
     """
 
     def __init__(self, trainer: HfViTTrainer, budget: Budget, pace: Pace, changed: Callable[[int], None]) -> None:
@@ -84,7 +84,7 @@ def change_length(trainer: HfViTTrainer, num_steps: int) -> None:
 
     Args:
         trainer: The trainer.
-        num_steps: New total number of steps, more than are finished and at most `trainer.most_steps`.
+        num_steps: New total number of steps, above the number of finished steps and at most `trainer.most_steps`.
     """
     trainer.lengths[trainer.state.global_step] = num_steps
     trainer.args.max_steps = trainer.state.max_steps = num_steps

@@ -1,4 +1,4 @@
-"""Plans a training run: chooses the options that were not given, once the data is loaded, and reports them."""
+"""Plan a training run: once the data is loaded, choose and report the options that the user did not give."""
 
 import json
 import math
@@ -38,12 +38,12 @@ from .gather import find_start, gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-FRESH_SECONDS = 60.0  # maximum age of a process that was started for this run
-# Options of recipes and of checkpoints from versions without planning
+FRESH_SECONDS = 60.0  # maximum age in seconds of a process that was started for this run
+# Chosen options of runs without planning: runs with a recipe, and checkpoints of versions without planning
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
-# Environment variables set by launchers, and the option that they correspond to
+# Maps environment variables set by launchers to the equivalent options
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
 
 
@@ -53,7 +53,7 @@ class Planner:
     Args:
         task: The task with the given options.
         given: Given options by name, including those of a recipe.
-        report: Prints the chosen options.
+        report: Function that prints the chosen options.
         has_recipe: Whether a recipe is given.
 
     Raises:
@@ -91,12 +91,12 @@ class Planner:
         return not self.has_recipe
 
     def resumed(self, checkpoint: str) -> tuple[Task, Options]:
-        """Return the task of a checkpoint with the options that were chosen for it."""
+        """Return the task of a resumed run, and the options that were chosen at its start, from the checkpoint."""
         chosen: Options = read_conditions(checkpoint).get("chosen", UNPLANNED)
         return self.task_with(chosen), chosen
 
     def started(self) -> tuple[Task, Options]:
-        """Return the task that opens the data, and the options that can be chosen before that."""
+        """Return the task that loads the data, and the options that can be chosen before the data is loaded."""
         if not self.is_planned:
             return self.task_with(UNPLANNED), UNPLANNED
         can_probe = self.task.defaults.probes and "probe_classifier" not in self.given
@@ -105,7 +105,7 @@ class Planner:
         return self.task, {}
 
     def planned(self, task: Task) -> tuple[Task, Options]:
-        """Return a task with loaded data and its chosen options, and these options."""
+        """Choose the options for a task with loaded data. Return the task with these options, and the options."""
         if not self.is_planned:
             return task, UNPLANNED
         facts = on_first_process(task.args, lambda: gather_facts(task))
@@ -124,7 +124,7 @@ class Planner:
         return task, chosen
 
     def choose(self, task: Task, facts: Facts, **known: Any) -> Options:
-        """Return the chosen options for `known` size, steps, batch, evaluations or views."""
+        """Return the chosen options, given the `known` size, steps, batch, evaluations or views."""
         return choose(task.defaults, facts, self.given, self.overrides, **known)
 
     def minutes(self, facts: Facts) -> float | None:
@@ -173,15 +173,15 @@ class Planner:
 
         frozen: Options = {}
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
-        kept = task.defaults.stores  # number of trained blocks
-        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # in timing runs
+        kept = task.defaults.stores  # number of trained last blocks
+        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # views in timing runs
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
-        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # which may be slower
+        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # bf16 may be slower
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])
@@ -197,7 +197,7 @@ class Planner:
             choice = choice if choice.steps >= STORING_GAIN * whole.steps else whole
         starts_as_probe, least = facts.start == "backbone" and task.defaults.probes, LEAST_STEPS
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
-            frozen, least = {"trainable_blocks": 0}, 1  # train the head alone, which already is a linear probe
+            frozen, least = {"trainable_blocks": 0}, 1  # train only the head, which starts as a linear probe
             choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
             choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
         if choice.steps < least:
@@ -217,7 +217,7 @@ class Planner:
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # they include the given ones
+        if "config_overrides" in chosen:  # these include the given overrides
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:
@@ -226,7 +226,7 @@ class Planner:
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Return the recipe that repeats the run: given options, and chosen ones in place of the time budget."""
+        """Return the recipe that repeats the run: given options, and chosen options in place of the time budget."""
         given = savable_values(self.options, self.task.argument_types())
         return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
@@ -243,7 +243,7 @@ def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
-            group = metadata["group"].partition(" (")[0]  # without the class name of the library's options
+            group = metadata["group"].partition(" (")[0]  # without the class name in parentheses
             groups.setdefault(group, []).append(f"{name} {short_text(chosen[name])}")
     lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)
@@ -255,7 +255,7 @@ def short_text(value: Any) -> str:
 
 
 def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int, left: float) -> str:
-    """Return three lines of text: size, steps and end time."""
+    """Return a description of the run in three lines: size, steps and end time."""
     size, pace = choice.size, choice.pace
     model = "as given"
     if size is not None:

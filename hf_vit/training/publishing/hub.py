@@ -40,7 +40,7 @@ logger = logging.get_logger(__name__)
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 # Files with training options, which may contain local paths
 OPTIONS = (RECIPE_NAME, TRAINING_ARGS_JSON, f"{ADAPTER_FOLDER}/{ADAPTER_CONFIG_NAME}")
-SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # the folder of our scripts in a command
+SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # matches the path of the scripts folder in a command
 TEXTS = {".json", ".jsonl", ".yaml", ".md"}
 
 
@@ -51,8 +51,8 @@ def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
         folder: Folder of the saved model.
 
     Returns:
-        The files that a training run writes (`OUTPUT_FILES`), sorted: weights, code, configurations, model card and
-        its pictures, also of averaged weights in `ema/` and of an adapter in `adapter/`. Other files are not uploaded.
+        Sorted paths of the files that a training run writes (`OUTPUT_FILES`): weights, code, configurations, model
+        card and pictures, including averaged weights in `ema/` and an adapter in `adapter/`. Other files are excluded.
 
     Raises:
         ValueError: If a file is a symbolic link, which may point to any file.
@@ -70,7 +70,7 @@ def without_links(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperationAdd]:
-    """Return the upload of a saved model: the card refers to the repository, and texts contain no local paths."""
+    """Return the operations that upload a model. The card names the repository; texts contain no local paths."""
     operations, names = [], names_of_paths(Path(folder))
     for path in list_upload(folder):
         name, content = path.relative_to(folder).as_posix(), without_local_paths(path, names)
@@ -81,14 +81,14 @@ def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperat
 
 
 def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> list[CommitOperationAdd]:
-    """Return the upload of a checkpoint into a folder, byte by byte: SHA256SUMS and the files that it lists."""
+    """Return the operations that upload a checkpoint: SHA256SUMS and the files listed in it, unchanged."""
     names = sorted([CHECKSUMS, *read_checksums(Path(folder))])
     files = without_links(Path(folder), [Path(folder) / name for name in names])
     return [CommitOperationAdd(f"{path_in_repo}/{name}", file) for name, file in zip(names, files, strict=True)]
 
 
 def check_upload(folder: str | os.PathLike[str]) -> None:
-    """Check that a saved model is complete and safe, so that it opens from the Hub like from `folder`.
+    """Check that a saved model is complete and safe, so that it can be loaded from the Hub as from `folder`.
 
     Args:
         folder: Folder of the saved model.
@@ -127,7 +127,7 @@ def publish(
         commit_message: Message of the commit.
         revision: Branch of the commit, created if necessary, or pull request ("refs/pr/1"); `None` is the main branch.
         create_pr: Whether to open a pull request instead, which requires no write access.
-        token: Access token; `None` is the one saved by `hf auth login` or in HF_TOKEN.
+        token: Access token. `None` uses the token saved by `hf auth login` or in HF_TOKEN.
 
     Returns:
         The URL of the repository or of the pull request.
@@ -135,10 +135,10 @@ def publish(
     Raises:
         ValueError: If `check_upload` refuses the folder, `repo_id` is invalid, the Hub refuses the metadata of the
             card, or `private` is requested for a repository that is public.
-        OSError: If there is no token, it has no write access, or the Hub cannot be reached or returns an error.
+        OSError: If there is no token, the token has no write access, or the Hub cannot be reached or returns an error.
     """
     check_upload(folder)
-    # True: without a token, the client explains how to get one instead of sending an anonymous request.
+    # With token=True, the client explains how to get a missing token instead of sending an anonymous request.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
     with clear_errors(repo_id, api.endpoint):
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -163,8 +163,8 @@ def publish(
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
     """Tag a commit with the version of this package, for example "v0.1.0", unless the tag exists.
 
-    The tag is a revision that always opens the same weights and code. Without `token`, the one of `api` is used. If
-    the Hub refuses the tag, a warning explains how to create it; the upload is complete without it.
+    The tag is a revision that always refers to these weights and code. If `token` is None, the token of `api` is used.
+    If the Hub refuses the tag, a warning explains how to create it. The upload is complete without the tag.
     """
     tag = f"v{__version__}"
     try:
@@ -190,7 +190,7 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
 
 
 def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
-    """Return the meaning of an error of the Hub client, with instructions."""
+    """Return an explanation of an error of the Hub client, with instructions."""
     again = "what has arrived is not uploaded a second time."
     if not isinstance(error, HfHubHTTPError):
         advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
@@ -256,13 +256,13 @@ def _check_card(card: Path) -> None:
 
 
 def report_failure(upload: Future[Any]) -> None:
-    """Log a warning if an upload during training has failed, which would go unnoticed otherwise."""
+    """Log a warning if an upload during training has failed. Without it, the failure would go unnoticed."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
         logger.warning(f"An upload failed: {error} Training continues. Missing files are uploaded at the end.")
 
 
 def names_of_paths(folder: Path) -> dict[str, str]:
-    """Return the last part of each local path in the training options, and of the output folder."""
+    """Map the output folder and each local path in the training options to its last part."""
     given = [str(folder), *(value for name in OPTIONS for value in _texts(_read(folder / name)))]
     names = {}
     for source in (source for value in given for source in split_sources(value)):
@@ -274,16 +274,16 @@ def names_of_paths(folder: Path) -> dict[str, str]:
 
 
 def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
-    """Return a file of a report with names in place of local paths, and None for other files."""
+    """Return the content of a report file with names in place of local paths, or None for any other file."""
     if file.suffix not in TEXTS or not is_named(file.name, (*REPORT_FILES, ADAPTER_CONFIG_NAME)):
         return None
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".yaml" and (content := _read(file)) is not None:
         heading = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
-        # paths in it are on one line
+        # infinite width, so that YAML does not wrap paths
         text = heading + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
     for path in sorted(names, key=len, reverse=True):
-        # as plain text, and as quoted in JSON, YAML and commands
+        # spellings of the path: plain, and quoted in JSON, YAML and commands
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
         for written in sorted(forms, key=len, reverse=True):
             text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", names[path].replace("\\", r"\\"), text)

@@ -28,8 +28,8 @@ class Usage:
     Args:
         name: Variable name of the stock pipeline.
         stock: Code that calls the pipeline.
-        own: Code that uses the `outputs` of `model` for `image`, and `image_processor`.
-        processor: Variable name of the processor, "processor" if it also takes texts.
+        own: Code that uses `model`, `image_processor`, `image` and the `outputs` of the model.
+        processor: Variable name of the image processor, or "processor" if it also processes texts.
         inputs: Inputs of the processor.
     """
 
@@ -45,7 +45,7 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
-# In this folder instead of model_cards/, which links to it, so that it is part of the installed package.
+# The template is in this folder to be part of the installed package; the folder model_cards/ links to it.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -61,7 +61,7 @@ class TrainingInfo:
         num_parameters: Number of parameters.
         data: Description of the training and evaluation data.
         metrics: Scores on the test split.
-        baselines: Scores of other predictors under the same names, by predictor.
+        baselines: Scores of each baseline, with the same metric names, by name of the baseline.
         command: Command that repeats the run.
         seconds: Wall time of the run.
         hardware: Hardware of the run.
@@ -69,16 +69,16 @@ class TrainingInfo:
         recipe: Main training settings.
         limits: Limitations of the model.
         license: License of the weights.
-        selection: Which step of the run the weights are from.
+        selection: Description of the training step from which the weights are.
         is_chosen_on_evaluated: Whether that step was chosen by its score on the evaluated images.
         base_model: Saved model that the run started from, if any.
-        units: Units of scores that have one.
+        units: Units of scores, by metric name.
         lower_is_better: Names of the metrics for which lower is better.
-        parts: Scores of each class or similar part by name, by kind of part.
+        parts: For each kind of part, such as "class", the scores of each part by its name.
         pictures: File names of pictures next to the card, by caption.
         arguments: File next to the card that contains all training arguments.
-        location: Folder or name on the Hub that the model is opened from.
-        tags: Keywords of the metadata.
+        location: Folder, or name on the Hub, from which users load the model.
+        tags: Keywords in the metadata of the card.
     """
 
     model_name: str
@@ -109,10 +109,10 @@ class TrainingInfo:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
-        """Create the facts from a trainer that has finished.
+        """Create the facts from a trainer that has finished training.
 
         Args:
-            trainer: Provides class and size of the model, seed, hardware and main settings.
+            trainer: Trainer that provides class and size of the model, seed, hardware and main settings.
             recipe: Additional settings.
             **facts: All other fields.
         """
@@ -141,7 +141,7 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
 
 
 def compare(info: TrainingInfo) -> list[str]:
-    """Return a sentence, with metrics, for each baseline that the model is behind or equal to."""
+    """Return a sentence for each baseline that the model does not surpass, with the metrics concerned."""
     sentences = []
     for name, baseline in info.baselines.items():
         behind, level = [], []
@@ -159,7 +159,7 @@ def compare(info: TrainingInfo) -> list[str]:
 
 
 def rank(info: TrainingInfo, metric: str, score: float) -> float:
-    """Return a number that is higher for better scores, and equal for scores that are displayed alike."""
+    """Return a number that is higher for better scores, and equal for scores that are rounded to the same text."""
     return round(-score if metric in info.lower_is_better else score, 4)
 
 
@@ -196,7 +196,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
 
 
 def describe_options(options: Any) -> dict[str, str]:
-    """Return the table rows of options that differ from a plain training run."""
+    """Return the table rows of options with values that differ from a plain training run."""
     heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
     change = "for equal shares of the steps" if options.progressive_sizes else "one chosen at random for each batch"
     rows = (

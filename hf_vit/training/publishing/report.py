@@ -1,4 +1,4 @@
-"""Reports of training runs and evaluations: scores, pictures, predictions, facts for the model card."""
+"""Reports on training runs and evaluations: scores, pictures, predictions and facts for the model card."""
 
 import json
 import math
@@ -35,7 +35,7 @@ MAX_BASELINE_IMAGES = 5000  # maximum number of training images for the naive ba
 
 
 def evaluation_split(splits: Iterable[str]) -> str:
-    """Return the split of the final evaluation: "test", else "validation", else "train"."""
+    """Return the split of the final evaluation: the first existing one of "test", "validation" and "train"."""
     return next(name for name in ("test", "validation", "train") if name in splits)
 
 
@@ -50,7 +50,7 @@ def describe_data(
     parts: str = "in {} classes",
     notes: Sequence[str] = (),
 ) -> DatasetInfo:
-    """Describe the location of the data (or several, separated by commas), the splits and the class names.
+    """Describe the locations of the data (separated by commas), the splits and the class names.
 
     `examples` is a noun for the examples, `parts` a noun phrase for the named parts with a placeholder for their
     number, and `notes` are sentences about missing data.
@@ -73,8 +73,8 @@ def describe_data(
 def public_name(source: str) -> str:
     """Return the public name of a dataset: its name on the Hub, or the name of its file or folder without the path.
 
-    Generic names such as `train/images` are prefixed with the parent folder, unless that is the home folder or the
-    working directory, whose names are private.
+    Generic names such as `train/images` are prefixed with the parent folder, unless the parent is the home folder or
+    the working directory, because their names are private.
     """
     if not Path(source).exists():
         return source
@@ -100,7 +100,7 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
-    """Return the weights of the parts of a loss in one line, without those that are 0."""
+    """Return the nonzero weights of the parts of a loss in one line."""
     return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
 
 
@@ -112,7 +112,7 @@ def describe_values(values: Mapping[str, Any]) -> str:
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Write the last scores of the averaged weights as `ema/{split}_scores.json` in the output folder.
 
-    Returns the scores in `names` as a column of a model card, by its title; empty without averaged weights.
+    Returns the scores in `names` as a column of the model card, by column title, or nothing without averaged weights.
     """
     if trainer.average is None:
         return {}
@@ -128,7 +128,7 @@ def score_split(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Evaluate a model on a split, on all processes, and write scores and pictures to the output folder.
 
-    Returns the scores, which the evaluator also keeps, and the file names of the pictures by caption.
+    Returns the scores and the file names of the pictures by caption. The evaluator also keeps the scores.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
     trainer.predictions = []
@@ -164,7 +164,7 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
 
 
 def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the scores of all classes with the same names, NaN if a class has none."""
+    """Return scores with the same names for all classes, NaN for missing scores."""
     columns = dict.fromkeys(score for scores in classes.values() for score in scores)
     return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
@@ -184,9 +184,10 @@ def null_for_nan(value: Any) -> Any:
 def score_naive_baseline(
     trainer: EvaluatorTrainer, train: TargetDataset, evaluated: TargetDataset, most: int = MAX_BASELINE_IMAGES
 ) -> tuple[str, dict[str, float]]:
-    """Evaluate the best constant predictor, which ignores images; return its name and scores, also kept by the metric.
+    """Evaluate the best constant predictor, which ignores images. Return its name and scores.
 
-    It is computed from at most `most` training images, spread evenly. The processes share the work.
+    The predictor is computed from at most `most` evenly spaced training images. The processes share the work. The
+    metric also keeps the scores.
     """
     evaluator, args = trainer.evaluator, trainer.args
     assert isinstance(evaluator, Evaluator)

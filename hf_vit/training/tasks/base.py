@@ -58,7 +58,7 @@ from ..training_arguments import HfViTTrainingArguments, check_optimizer, check_
 
 
 logger = logging.get_logger(__name__)
-EVALUATED = ("Data", "Training images", "Evaluation")  # option groups of all evaluations
+EVALUATED = ("Data", "Training images", "Evaluation")  # option groups that every evaluation has
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -88,7 +88,7 @@ class EvaluationArguments(HfViTTrainingArguments):
     report_to: str = "none"
 
     def name_output(self, sources: Iterable[str]) -> None:
-        """Add the names of model and data to the default output folder, equal on all processes, unless given."""
+        """Unless a folder is given, add the names of model and data to the default one, equally on all processes."""
         if self.output_dir == type(self).output_dir:
             folder = self.output_dir.format(
                 model=file_name(self.model_name_or_path), data="-".join(map(file_name, sources))
@@ -99,7 +99,7 @@ class EvaluationArguments(HfViTTrainingArguments):
 def file_name(source: str) -> str:
     """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
     file = Path(source).expanduser()
-    place = file.resolve() if file.exists() else PurePosixPath(source)  # a name on the Hub
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # else a name on the Hub
     is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
@@ -108,7 +108,7 @@ def file_name(source: str) -> str:
 class Task(ABC):
     """Base class of tasks: arguments, data, transform, evaluator and model card lines.
 
-    The fields of a subclass are the arguments of a training run; their annotations are dataclasses of options.
+    The fields of a subclass are the arguments of a training run. The type of each field is a dataclass of options.
 
     Args:
         options: Options of model, data, augmentation and evaluation.
@@ -118,39 +118,39 @@ class Task(ABC):
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # task name of the stock pipeline
     usage: ClassVar[Usage]
-    published: ClassVar[tuple[str, ...]] = ()  # endings of class names in other libraries
+    published: ClassVar[tuple[str, ...]] = ()  # endings of the class names of such models in other libraries
     load_source: ClassVar[Callable[..., TargetData]]  # a function of `hf_vit.data`
-    collator_class: ClassVar[type[Any]]  # created with the processor
-    augmented_column: ClassVar[str | None] = None  # column that the transform changes, else the whole example
+    collator_class: ClassVar[type[Any]]  # collator of batches, called with the processor
+    augmented_column: ClassVar[str | None] = None  # column passed to the transform; None: the example
     read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # reads the target of a row
     augment: ClassVar[Callable[..., Callable[[Any], Any]]]  # creates the transform from size, channels and options
     limits: ClassVar[str]  # card sentences with placeholders for `num_classes` and values of `model`
     examples: ClassVar[str] = "images"  # noun for the examples in the card
     parts: ClassVar[str] = "in {} classes"  # noun phrase for the class names in the card
-    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to those of hf_vit
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to hf_vit's
     data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training run
-    report_passes: ClassVar[float] = 1.5  # time of the final evaluations, including the baseline, in passes
-    least_held_from: ClassVar[int] = 1  # minimum number of training images for holding out some
-    chooses_threshold: ClassVar[bool] = False  # whether validation images choose a score threshold
-    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults that replace those of `HfViTTrainingArguments`
-    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
-    defaults: ClassVar[TaskDefaults]  # rules for the chosen options
+    report_passes: ClassVar[float] = 1.5  # passes over the evaluated images at the end, with baseline
+    least_held_from: ClassVar[int] = 1  # minimum number of training images to hold out some of them
+    chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
+    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # replace defaults of `HfViTTrainingArguments`
+    argument_help: ClassVar[Mapping[str, str]] = {}  # replace help texts of `HfViTTrainingArguments`
+    defaults: ClassVar[TaskDefaults]  # default hyperparameters of the task
 
     options: Any
     args: HfViTTrainingArguments
 
     loaded: TargetData = field(init=False)
-    choice: str = field(init=False, default="")  # choice made on held-out images, for the user
+    choice: str = field(init=False, default="")  # message about a choice made on held-out images
     data_notes: list[str] = field(
         init=False, default_factory=list
-    )  # notes about missing or unusual data, for the card
+    )  # notes about missing or unusual data for the model card
 
     def __post_init__(self) -> None:
         check_output_outside_data(self.options.sources, self.args.output_dir)
 
     @property
     def held_out_for(self) -> str:
-        """What the end of training chooses on held-out images, as a verb phrase; empty if nothing."""
+        """Verb phrase for the choice made on held-out images at the end of training; empty if there is no choice."""
         return "choose the threshold" if self.chooses_threshold else ""
 
     @property
@@ -176,7 +176,7 @@ class Task(ABC):
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Self:
-        """Return the task of a training run with the given option values by name; raises as `build`."""
+        """Return the task of a training run, given option values by name. Raises the same errors as `build`."""
         return cls(*build(cls.argument_types(), values, **cls.argument_defaults))
 
     def augmentation_values(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Task(ABC):
         )
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the options of the head that the data determine."""
+        """Return the head options that are determined by the data."""
         return {}
 
     def options_of_fresh_head(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Task(ABC):
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Return the image processor of a training run, given the one of the initial model."""
+        """Return the image processor of a training run, given the image processor of the initial model."""
         return processor
 
     def open_model(self) -> tuple[PreTrainedModel, Any]:
@@ -228,7 +228,7 @@ class Task(ABC):
         return self.collator_class(processor)
 
     def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Return the random transform of training examples, whose results have the size of the model."""
+        """Return the random transform of training examples. It returns images of the model's input size."""
         size, options = self.augmentation_size(processor, config), self.augmentation_options()
         return self.augment(size, num_channels=config.num_channels, **options)
 
@@ -271,7 +271,7 @@ class Task(ABC):
         )
 
     def count_training_images(self) -> int:
-        """Return the number of training images; for a stream, of those that are read in advance."""
+        """Return the number of training images; for a stream, the number of images that are read in advance."""
         return len(self.loaded.splits["train"])
 
     def count_evaluated_images(self, split: str) -> int:
@@ -283,7 +283,7 @@ class Task(ABC):
         return []
 
     def check_options(self) -> None:
-        """Check everything that does not depend on the data, before the data is read; raises as `load_data`."""
+        """Check all options that do not depend on the data, before it is read. Raises the errors of `load_data`."""
         check_packages("This task", *self.packages)
         check_optimizer(self.args)
         plan_config(self.options)
@@ -296,10 +296,10 @@ class Task(ABC):
             )
 
     def load_data(self) -> list[str]:
-        """Open and check the data of a training run; return the class names, empty without classes.
+        """Open and check the data of a training run. Return the class names, or an empty list without classes.
 
         Raises:
-            ImportError: If a package is missing that any step of this task needs.
+            ImportError: If a required package of this task is missing.
             OSError: If the data, the model or the teacher is missing.
             ValueError: If the data or an option is invalid.
         """
@@ -369,7 +369,7 @@ class Task(ABC):
             yield collate([examples[number] for number in numbers[start : start + batch_size]])
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer of a model, given its processor; raises as `make_trainer`."""
+        """Return the trainer of a model, given its processor. Raises the same errors as `make_trainer`."""
         training = self.training_arguments(model, processor)
         evaluator = self.open_evaluator(model, processor)
         has_validation = "validation" in self.loaded.splits
@@ -423,10 +423,10 @@ class Task(ABC):
         return trainer, split
 
     def count_choosing_images(self, num_trained: int) -> int:
-        """Return the maximum number of evaluated images for choices at the end of training, without the reports.
+        """Return the maximum number of images evaluated to make choices after training, excluding the report.
 
         Args:
-            num_trained: Number of images in all training steps.
+            num_trained: Total number of images in all training steps.
         """
         is_choosing = self.chooses_threshold and "validation" in self.loaded.splits
         return self.count_evaluated_images("validation") if is_choosing else 0
@@ -487,15 +487,15 @@ class Task(ABC):
         return self.usage, self.limits, self.parts
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about the head and the loss of a model."""
+        """Return the table rows of the model card about the head and the loss of a model."""
         return {}
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Return a description of the image size; empty if the image processor contains it."""
+        """Return a description of the image size, or "" if the image processor contains the size."""
         return ""
 
     def describe_recipe(self, trainer: EvaluatorTrainer) -> dict[str, str]:
-        """Return the card's table rows that are not part of the trainer's settings."""
+        """Return the table rows of the model card about settings that are not part of the trainer."""
         changes = trainer.conditions.get("changes")
         drawn = None if self.loaded.stream is None else vars(self.options)["shuffle_buffer_size"]
         size = self.describe_size(trainer.model.config)
@@ -513,7 +513,7 @@ class Task(ABC):
     def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:
         """Evaluate a trained model and write scores, pictures and the model card to its output folder.
 
-        The evaluated split is "test", else "validation", else "train".
+        The evaluated split is the first existing one of "test", "validation" and "train".
 
         Args:
             trainer: A trainer that has finished training.
@@ -525,7 +525,7 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.metric.per_class())  # before the baseline uses the metric
+        classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores

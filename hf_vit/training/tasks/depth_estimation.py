@@ -29,7 +29,7 @@ from .shared import BATCH_OF_16, DenseArguments, SpatialTask, size_of
 logger = logging.get_logger(__name__)
 Alignment = Literal["median", "scale_shift"]
 NUM_MAPS, NUM_PIXELS = 200, 4096  # sampled depth maps per split, and sampled pixels per map
-# Candidate ranges in meters: 10 is usual for rooms, 80 for KITTI. Larger depths probably have another unit.
+# Candidate maximum depths in meters: 10 is usual for rooms, 80 for KITTI. Larger values probably have another unit.
 MAX_DEPTHS = (10, 20, 30, 50, 80, 100, 150, 200, 300)
 # Units per meter, largest depth in meters, and evaluated crop of well-known datasets
 DEPTH_FORMATS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ DEPTH_FORMATS: dict[str, dict[str, Any]] = {
     "nyu": {"depth_scale": 1000.0, "max_eval_depth": 10.0, "eval_crop": "eigen"},
     "tum": {"depth_scale": 5000.0, "max_eval_depth": 10.0},
 }
-FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of valid pixels outside the range
+FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # limits for the share of pixels outside the range
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class DepthEvaluator(Evaluator):
         ]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Return the smallest, median and largest value, and their unit."""
+        """Return the smallest, median and largest predicted depth, and their unit."""
         return describe_depth(prediction, self.is_relative)
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
@@ -113,14 +113,14 @@ class DepthEvaluator(Evaluator):
 
 
 def sample_depths(examples: TargetDataset) -> Tensor:
-    """Return valid depths (N,) in meters from some depth maps of a split, the same in every call."""
+    """Return valid depths (N,) in meters from a sample of depth maps of a split. Repeated calls are deterministic."""
     chosen = np.random.default_rng(0).permutation(len(examples))[:NUM_MAPS]
     maps = (depth[(depth > 0) & depth.isfinite()] for depth in examples.select(chosen.tolist()).read_targets())
     return torch.cat([depth[:: max(1, len(depth) // NUM_PIXELS)] for depth in maps])
 
 
 def choose_max_depth(depths: Tensor) -> int:
-    """Return the smallest of `MAX_DEPTHS` that at most 1% of the depths (N,) exceed, by default the smallest."""
+    """Return the smallest of `MAX_DEPTHS` that at most 1% of the depths (N,) exceed, or 10 if none fits."""
     fitting = (largest for largest in MAX_DEPTHS if float((depths > largest).float().mean()) <= FEW_DROPPED)
     return next(fitting, MAX_DEPTHS[0])
 
@@ -198,18 +198,18 @@ print(result["predicted_depth"])  # (height, width)""",
     depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # sampled depths by split
 
     def note_data(self) -> list[str]:
-        """Sample depths of each split, from which the range is chosen and checked; return notes about the data."""
+        """Sample depths of each split to choose and check the depth range; return notes about the data."""
         self.depths = {split: sample_depths(self.loaded.examples(split)) for split in self.loaded.splits}
         return super().note_data()
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the range of the training depths, or that of their format."""
+        """Return the option of the maximum depth, which depends on the depth format or else on the training depths."""
         if self.options.depth_format is not None:
             return {"max_depth": self.options.max_eval_depth}
         return {"max_depth": choose_max_depth(self.depths["train"])}
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Return the evaluator; raise `ValueError` if most depths of a split are out of range, else note how many."""
+        """Return the evaluator. Note depths out of range; raise `ValueError` if they are the majority of a split."""
         evaluator = super().open_evaluator(model, processor)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
@@ -235,7 +235,7 @@ print(result["predicted_depth"])  # (height, width)""",
         return f"Depths: 99 % of the training pixels are below {most:.4g} m. Head: {head}. Scores: {evaluation}."
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about head and loss."""
+        """Return the table rows of the model card about head and loss."""
         options = model.options
         is_relative = options.depth_estimation_type == "relative"
         up_to = "any depth" if options.max_depth is None else f"depth up to {model.options.max_depth:g} m"
@@ -258,7 +258,7 @@ print(result["predicted_depth"])  # (height, width)""",
 
 
 def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
-    """Return the alignment; raise `ValueError` if the `given` one does not match the kind of predictions."""
+    """Return the alignment; raise `ValueError` if the `given` alignment does not match the depth type of the model."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
             "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave the option "

@@ -45,7 +45,7 @@ from .base import EvaluationArguments
 from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
-# Shares of fine-tuning in weights between those of the linear probe and of the fine-tuned model
+# Positions between the weights of the linear probe (0) and of the fine-tuned model (1), and the default position
 SHARES, USUAL_SHARE = (0.0, 0.25, 0.5, 0.75, 1.0), 0.75
 
 
@@ -54,7 +54,8 @@ def load_classifier(
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Return the classifier to train, with one label per image by default, and its image processor; see `load_model`.
 
-    With `use_distillation_token`, a model without such a token gets a new one, unless `args` set it.
+    If `use_distillation_token` is true, a model without a distillation token gets a new one, unless `args` set this
+    option.
     """
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
@@ -83,7 +84,7 @@ class ClassificationEvaluator(BaseEvaluator):
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Return the label and the most likely class with its probability; non-finite logits raise `ValueError`."""
+        """Return the label and the most likely class with its probability; `ValueError` for non-finite logits."""
         check_finite(prediction)
         logits = prediction.double().numpy()
         names, number = self.metric.names, int(logits.argmax())
@@ -148,15 +149,15 @@ def make_trainer(
     args: HfViTTrainingArguments,
     stream: IterableDataset | None = None,
 ) -> EvaluatorTrainer:
-    """Return the trainer of a classifier on images in memory; see `ImageClassification`.
+    """Return a trainer that trains a classifier on loaded images; see `ImageClassification`.
 
     Args:
         model: The classifier.
-        processor: Its image processor.
-        splits: Images with labels; without validation images, `args.eval_strategy` is set to "no".
+        processor: Image processor of the classifier.
+        splits: Labeled images. Without validation images, `args.eval_strategy` is set to "no".
         options: Options of augmentation and loss.
         args: Training arguments.
-        stream: The training images if they are a stream, of which "train" is a sample.
+        stream: The training images if they are streamed. In this case, "train" in `splits` is a sample of the stream.
 
     Raises:
         ValueError: If the training images do not fill one batch, there are no validation images to choose the best
@@ -168,7 +169,7 @@ def make_trainer(
 
 
 def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> TargetData:
-    """Return images with labels as task data, with the names of classes or values and of files."""
+    """Return labeled images as task data, with the names of the files and of the classes or predicted values."""
     first = next(iter(splits.values()))
     if problem_type_of(first) != SINGLE:
         names = tuple(value_table(first.select([0])))
@@ -178,7 +179,7 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
 
 
 def open_labeled(dataset_name: str, **options: Any) -> TargetData:
-    """Return the images with labels that `load_image_classification` finds, of any problem type."""
+    """Return the labeled images found by `load_image_classification`, for any problem type."""
     return with_names(load_image_classification(dataset_name, **options))
 
 
@@ -218,7 +219,7 @@ class ImageClassification(SupervisedTask):
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Return the trainer that evaluates a saved model on labels of its problem type; raises as the base class."""
+        """Return a trainer to evaluate a saved model on labels of its problem type. Raises as the base class does."""
         config = read_config_of(saved.model_name_or_path)
         self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
@@ -227,12 +228,12 @@ class ImageClassification(SupervisedTask):
 
     @property
     def held_out_for(self) -> str:
-        """The choice between the linear probe and the fine-tuned model."""
+        """Verb phrase for the choice between the linear probe and the fine-tuned model."""
         return "choose between the linear probe and the fine-tuned model" if self.options.probe_classifier else ""
 
     @property
     def num_needed_classes(self) -> int:
-        """Minimum number of classes: two for one label per image, else one."""
+        """Minimum number of classes: two if each image has one label, otherwise one."""
         return 2 if self.problem_type == SINGLE else 1
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
@@ -251,7 +252,7 @@ class ImageClassification(SupervisedTask):
         return model, processor
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer of a model, given its processor; raises as `make_trainer`."""
+        """Return the trainer of a model, given its processor. Raises the same errors as `make_trainer`."""
         if self.problem_type != SINGLE and self.args.metric_for_best_model == "accuracy":
             self.args.metric_for_best_model = EVALUATORS[self.problem_type][1].score_names[0]
         return super().make_trainer_of(model, processor)
@@ -271,13 +272,13 @@ class ImageClassification(SupervisedTask):
 
     @property
     def class_weights(self) -> list[float] | None:
-        """Weight of the images of each class, None for equal weights."""
+        """Weight of the images of each class in the loss, or None for equal weights."""
         given = self.options.class_weights or ("balanced" if self.options.balanced_sampling else None)
         return None if given is None else choose_weights(given, self.loaded.names, self.count_labels)
 
     @property
     def can_choose_share(self) -> bool:
-        """Whether there are validation images that are not the reported ones."""
+        """Whether there are validation images that are not used for the reported scores."""
         splits = self.loaded.splits
         return "validation" in splits and (self.options.holds_out or "test" in splits)
 
@@ -289,8 +290,8 @@ class ImageClassification(SupervisedTask):
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
         """Interpolate the weights between the linear probe and the fine-tuned model.
 
-        The share of fine-tuning is `USUAL_SHARE`, unless another one in `SHARES` has a loss on held-out images that is
-        lower by more than a standard error. Averaged, adapted and sharded weights stay as they are.
+        The share of the fine-tuned model is `USUAL_SHARE`, unless another share in `SHARES` has a loss on held-out
+        images that is lower by more than a standard error. EMA, adapter and sharded weights are not changed.
 
         Source: https://arxiv.org/abs/2109.01903
         """
@@ -339,7 +340,7 @@ class ImageClassification(SupervisedTask):
         return value_table(rows).sum().to_numpy()
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
-        """Return the augmented training examples; balanced sampling of multi-label images uses the rarest label."""
+        """Return the augmented training examples. Balanced sampling uses the rarest label of multi-label images."""
         examples, rows = super().training_examples(processor, config), self.loaded.splits["train"]
         if self.options.balanced_sampling and isinstance(examples, AugmentedDataset):
             if self.problem_type == SINGLE:
@@ -368,7 +369,7 @@ class ImageClassification(SupervisedTask):
         return "share of each class in training", metric.constant_scores(logits, labels.to_numpy())
 
     def card_texts(self) -> tuple[Usage, str, str]:
-        """Return usage, limits and a noun phrase for the names, by problem type."""
+        """Return usage, limits and a noun phrase for the class names, depending on the problem type."""
         if self.problem_type == SINGLE:
             return super().card_texts()
         own = "print(dict(zip(model.config.id2label.values(), outputs.logits[0]{}.tolist())))"
@@ -380,15 +381,15 @@ class ImageClassification(SupervisedTask):
         return Usage("predict", stock, own.format("")), limits + SIMILAR_IMAGES, "{} values"
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about the batch transforms and the loss."""
+        """Return the table rows of the model card about the batch transforms and the loss."""
         kind = {} if self.problem_type == SINGLE else {"labels": self.problem_type.replace("_", " ")}
         probe = {} if self.probe is None else {"linear probe": f"{self.probe} {self.choice}".strip()}
         return {**kind, **probe, **self.options.describe()}
 
 
 def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Return weights at a share in [0, 1] of the way between two models with the same architecture."""
-    if share == 0:  # also if the other weights are not finite
+    """Interpolate linearly between the weights of two models of the same architecture; `share` 1 returns `end`."""
+    if share == 0:  # `end` may be non-finite
         return start
     return {
         name: torch.lerp(start[name].to(value), value, share) if value.is_floating_point() else value
@@ -400,7 +401,7 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
     """Return `USUAL_SHARE`, or the share with the lowest mean loss if that is lower by more than a standard error.
 
     Args:
-        losses: Loss of each image (M,) by share.
+        losses: Maps a share to the loss of each image, (M,).
     """
     finite = {share: np.nan_to_num(own, nan=1e9, posinf=1e9) for share, own in losses.items()}
     best = min(finite, key=lambda share: finite[share].mean())
@@ -410,9 +411,9 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
 
 @torch.no_grad()
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
-    """Scale a new linear layer to the mean and standard deviation of the labels."""
+    """Scale a new linear layer, so that its outputs have the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
-    if classifier.bias.any():  # new classifiers have zero biases
+    if classifier.bias.any():  # not a new classifier, which has zero biases
         return
     means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
     classifier.bias.copy_(torch.tensor(means.tolist()))

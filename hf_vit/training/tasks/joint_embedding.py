@@ -41,14 +41,14 @@ from ..trainer import HfViTTrainer
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
 
 
-SLICES_AT_ONCE = 8  # slices of an evaluation, which treats all images as one batch
+SLICES_AT_ONCE = 8  # number of slices processed at a time in evaluation, with all images as one batch
 TEACHER_DECAY = 0.996  # default EMA decay of the teacher
 # Masks and temperature of a teacher as in DINOv2 (https://github.com/facebookresearch/dinov2)
 MASKED_VIEWS, MASKED_SHARES, LEAST_BLOCK = 0.5, (0.1, 0.5), 4
 FIRST_TEMPERATURE, TEMPERATURE_WARMUP = (
     0.04,
     0.3,
-)  # initial temperature, and share of the run until `teacher_temperature` is reached
+)  # initial teacher temperature, and share of the run until it reaches `teacher_temperature`
 
 
 view_option = partial(option, group="Views")
@@ -131,7 +131,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
-    """Return height and width of views with the aspect ratio of the image, at an absolute or relative height."""
+    """Return the size of views with the aspect ratio of the image: `height` in pixels or `share` of the image."""
     if height is None:
         patch_height = to_pair(config.patch_size)[0]
         height = max(1, round(to_pair(config.image_size)[0] * share / patch_height)) * patch_height
@@ -142,8 +142,8 @@ def size_of_views(name: str, height: int | None, share: float, config: HfViTConf
 class DrawViews:
     """A `BatchTransform` that replaces images by views.
 
-    All processes draw the random numbers of all images and use their own part, so that the result does not depend on
-    the number of processes.
+    Each process draws the random numbers for the images of all processes and uses the numbers of its images, so that
+    the result does not depend on the number of processes.
 
     Args:
         views: Transform that creates the views.
@@ -166,12 +166,12 @@ class DrawViews:
 class Teach:
     """A `BatchTransform` that masks patches of global views and adds the teacher's prototype assignments.
 
-    As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views of all processes are masked, in blocks whose
-    shares are spread evenly over `MASKED_SHARES`, and the temperature of the assignments increases at first. All
-    processes draw the random numbers of all views. Without a mask token, only views are assigned.
+    As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views are masked, in blocks; the masked shares are
+    spread evenly over `MASKED_SHARES`. The temperature of the assignments increases at first. All processes draw the
+    random numbers of all views. Without a mask token, no patches are masked or assigned.
 
     Args:
-        trainer: The trainer, whose averaged weights are the teacher.
+        trainer: The trainer. Its averaged weights (EMA) are the weights of the teacher.
     """
 
     trainer: HfViTTrainer
@@ -192,7 +192,7 @@ class Teach:
         return {**batch, "bool_masked_pos": masks, **probs}
 
     def draw_masks(self, views: Tensor, config: HfViTConfig) -> Tensor:
-        """Return the masked patches of global views (B, G, C, H, W) as a mask (B, G, N) bool."""
+        """Draw a mask (B, G, N) bool for the patches of global views (B, G, C, H, W), True for masked patches."""
         args, (height, width) = self.trainer.args, to_pair(config.patch_size)
         grid = views.shape[-2] // height, views.shape[-1] // width
         masks = torch.zeros(*views.shape[:2], *grid, dtype=torch.bool)
@@ -209,7 +209,7 @@ class Teach:
 
 
 def warmed_temperature(config: HfViTConfig, progress: float) -> float:
-    """Return the teacher temperature at a share of the run; it increases linearly at first."""
+    """Return the teacher temperature at a given progress of the run. It increases linearly at first."""
     last: float = HfViTJointEmbeddingConfig.of(config.joint_embedding_config).teacher_temperature
     return last - max(0.0, last - FIRST_TEMPERATURE) * max(0.0, 1 - progress / TEMPERATURE_WARMUP)
 
@@ -220,7 +220,7 @@ class EmbeddedImage:
 
     pictures: list[Tensor]  # the image and its views, (C, H, W) each, as model inputs
     embeds: Tensor  # (V, E)
-    class_number: int | None  # class predicted by neighbors, None if no classes are known
+    class_number: int | None  # class predicted by nearest neighbors, None if no labels exist
 
 
 class EmbeddingMetric(NeighborAccuracy):
@@ -231,12 +231,12 @@ class EmbeddingMetric(NeighborAccuracy):
         return prediction.embeds.float().cpu(), super().record(prediction, target)
 
     def compute(self) -> dict[str, float]:
-        """Return the score, if there is one."""
+        """Return the accuracy of nearest neighbors, if any image has a class."""
         return self.score(known for _, known in self.records)
 
 
 def as_it_is(values: Tensor) -> Tensor:
-    """Return the values unchanged, because this process has all of them."""
+    """Return the values unchanged, instead of summing over processes: this process has the values of all images."""
     return values
 
 
@@ -244,8 +244,8 @@ def as_it_is(values: Tensor) -> Tensor:
 class JointEmbeddingEvaluator(NeighborEvaluator):
     """Score the loss on fixed views, and the features of whole images by nearest neighbors.
 
-    The features of an image are the input of the projector, which other tasks start from too. The class of an image is
-    predicted from its nearest training images, see `classify_by_neighbors`.
+    The features of an image are the input of the projector, because these are also used in fine-tuning for other
+    tasks. The class of an image is predicted from its nearest training images, see `classify_by_neighbors`.
     """
 
     caption = "Image and views"
@@ -261,12 +261,12 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
         return features
 
     def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
-        """Return the embeddings of views, (B, V, E); the baseline embeds all views alike."""
+        """Return the embeddings of views, (B, V, E). The baseline returns equal embeddings for all views."""
         if self.is_baseline:
             count, options = self.views.num_global + self.views.num_local, self.options
             size = (
                 options.num_prototypes if options.objective == "dino" else 1
-            )  # the smallest size with a defined loss for zeros
+            )  # nonzero, because the loss of zeros is undefined
             return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
         embeds: Tensor = model(**views, return_loss=False).embeds
         return embeds
@@ -305,7 +305,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
 
 @dataclass
 class JointEmbedding(UnlabeledTask):
-    """Joint embedding of views, a pretraining without labels."""
+    """Pretraining without labels by joint embedding of several views of an image."""
 
     model_class = HfViTForJointEmbedding
     augment = staticmethod(partial(cropped_example_augmentation, image_only))
@@ -339,7 +339,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
     def augmentation_options(self) -> dict[str, Any]:
-        """Return no random crop or flip: views are drawn for whole batches."""
+        """Return options without random crops and flips, because views are drawn for whole batches."""
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0}
 
     def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
@@ -348,7 +348,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return max(1, math.ceil(height * self.options.canvas)), max(1, math.ceil(width * self.options.canvas))
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Return the transform that creates views as trainer argument."""
+        """Return the trainer argument with the batch transform that creates views."""
         views = self.options.make_views(model.config, processor)
         transform = DrawViews(views, self.args.process_index, self.args.world_size)
         return {"batch_transforms": [transform]}
@@ -365,7 +365,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return trainer
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about projector and loss."""
+        """Return the table rows of the model card about projector and loss."""
         options = asdict(model.options)
         if options["objective"] == "dino":
             return {

@@ -45,7 +45,7 @@ class KeypointEvaluator(Evaluator):
 
     Args:
         skeleton: Pairs of keypoints that are connected by lines in pictures.
-        flip_test: Whether heatmaps are averaged with those of the mirrored image.
+        flip_test: Whether the heatmaps of an image and of its mirrored copy are averaged.
     """
 
     lack = "no keypoint is labeled. Check the visibility in the annotations."
@@ -56,7 +56,7 @@ class KeypointEvaluator(Evaluator):
     flip_test: bool = True
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Return the keypoints of each object and its loss, computed without mirrored images as in training."""
+        """Return the keypoints and the loss of each object. As in training, the loss does not use mirrored images."""
         pixels = batch["pixel_values"]
         outputs = model(pixels)
         losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
@@ -100,7 +100,7 @@ class KeypointEvaluator(Evaluator):
         draw_poses(images, predictions, targets, self.skeleton, file, self.threshold)
 
     def describe_evaluation(self) -> str:
-        """Return a description of the crops and of the scale of errors."""
+        """Return a description of the object crops and of the length by which errors are divided."""
         metric = self.metric
         length = "the longer side of the box around the true keypoints for PCK, the root of its box's area for NME"
         if metric.ends is not None:
@@ -163,7 +163,7 @@ class KeypointArguments(ObjectArguments):
 
 @dataclass
 class KeypointDetection(SpatialTask):
-    """Keypoints of objects in given boxes."""
+    """Detection of the keypoints of objects in given boxes."""
 
     model_class = HfViTForKeypointDetection
     load_source = staticmethod(load_keypoint_detection)
@@ -205,12 +205,12 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     loaded: KeypointData = field(init=False)
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the pairs, lines and tolerances of the keypoints."""
+        """Return the mirrored pairs, the connecting lines and the error tolerances of the keypoints."""
         data = self.loaded
         return {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return a norm that is independent of other images, so that a batch may be split at will."""
+        """Return the option of a norm without batch statistics, so that results do not depend on the batch size."""
         return {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
 
     @property
@@ -250,7 +250,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about head and loss."""
+        """Return the table rows of the model card about head and loss."""
         options = model.options
         norm = f", {options.norm} norm" if options.head == "classic" else ""
         return {

@@ -68,7 +68,7 @@ class MaskedImage:
     pixel_values: Tensor  # (C, H, W), the model input
     mask: Tensor  # (h, w) bool, True for masked patches
     reconstruction: Tensor  # (C, H, W) in the units of `pixel_values`
-    class_number: int | None  # class predicted by neighbors, None if no classes are known
+    class_number: int | None  # class predicted by nearest neighbors, None if no labels exist
 
 
 class MaskedImageEvaluator(NeighborEvaluator):
@@ -90,7 +90,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
         return hidden_states[:, model.config.num_prefix_tokens :].mean(dim=1)
 
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
-        """Return the predicted patches, (B, N, p·q·C); the baseline predicts the mean of each patch."""
+        """Return the predicted pixels of patches, (B, N, p·q·C). The baseline predicts each patch's mean color."""
         if self.is_baseline:
             patches = patchify(pixel_values, to_pair(model.config.patch_size))
             means = patches.mean(dim=-1, keepdim=True)
@@ -131,7 +131,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
 
 @dataclass
 class MaskedImageModeling(UnlabeledTask):
-    """Masked image modeling, a pretraining without labels."""
+    """Pretraining without labels by masked image modeling."""
 
     model_class = HfViTForMaskedImageModeling
     augment = staticmethod(partial(cropped_example_augmentation, draw_mask_seed))
@@ -147,7 +147,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {
-        # Those of MAE
+        # Training arguments of MAE
         "learning_rate": 0.0,
         "adam_beta2": 0.95,
         "warmup_steps": 0.05,
@@ -175,7 +175,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
         return MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about masks, decoder and loss."""
+        """Return the table rows of the model card about masks, decoder and loss."""
         options = model.options
         unit = f", {options.mask_unit} patches a side" if options.mask_unit > 1 else ""
         masks = f"{options.masked_share:.0%} of the patches, {options.mask_type}{unit}"

@@ -60,7 +60,7 @@ class DetectionEvaluator(Evaluator):
     num_queries: int
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Return the boxes of each image, and the sums and divisors of its losses."""
+        """Return the boxes of each image, and the sums of its losses with the numbers to divide them by."""
         outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
         sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
         found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
@@ -78,13 +78,13 @@ class DetectionEvaluator(Evaluator):
     def _sums_of_losses(
         self, model: PreTrainedModel, prediction: DetectionPrediction, label: Target
     ) -> tuple[float, float]:
-        """Return the sum of the class losses, and that of the box losses."""
+        """Return the sum of the class losses and the sum of the box losses."""
         classes, distances, overlaps = prediction_losses(*prediction, [label], model.options)
         boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
         return float(classes), float(boxes)
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
-        """Return label, score and box of each object above the threshold."""
+        """Return label, score and box of each object with a score above the threshold."""
         kept = prediction["scores"] >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
         columns = (prediction[name][kept].tolist() for name in ("class_labels", "scores", "boxes"))
         return {
@@ -116,7 +116,7 @@ class DetectionEvaluator(Evaluator):
         return "mean box of each class", predict
 
     def draw(self, images: Images, predictions: list[Prediction], targets: list[Target], file: File) -> None:
-        """Draw labeled boxes next to predicted ones above the threshold."""
+        """Draw labeled boxes next to predicted boxes with scores above the threshold."""
         chosen = {} if self.threshold is None else {"threshold": self.threshold}
         draw_detections(images, predictions, targets, self.metric.names, file, **chosen)
 
@@ -140,12 +140,12 @@ class DetectionEvaluator(Evaluator):
 
 
 def corners_of(size: Tensor) -> Tensor:
-    """Return the factors from relative to absolute box corners (4,) for an image of height and width (2,)."""
+    """Return factors (4,) that convert relative box corners to pixels, for an image of height and width (2,)."""
     return size.double().flip(0).repeat(2)  # width, height, width, height
 
 
 def warn_of_full_images(data: TargetData, num_queries: int) -> None:
-    """Warn about images with more objects, without crowds, than the model has queries."""
+    """Warn about images that contain more objects, not counting crowds, than the model has queries."""
     counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
     if num_full := sum(count > num_queries for count in counts):
         logger.warning(
@@ -228,14 +228,14 @@ print(len(result["boxes"]), "objects")""",
         **BATCH_OF_16,
         "learning_rate": 2e-4,
         "weight_decay": 1e-4,
-        "max_grad_norm": 0.1,  # small steps and clipped gradients
+        "max_grad_norm": 0.1,  # detection needs small steps and clipped gradients
         "metric_for_best_model": "map",
     }
 
     options: DetectionArguments
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Return image processor options without a score threshold, which validation images choose later."""
+        """Return image processor options without a score threshold, which is chosen later on validation images."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def make_trainer(self) -> EvaluatorTrainer:
@@ -251,7 +251,7 @@ print(len(result["boxes"]), "objects")""",
         return whole
 
     def augmentation_options(self) -> dict[str, Any]:
-        """Return the arguments of `augment`, without the option of batches."""
+        """Return the arguments of `augment`, without the option for multi-scale batches."""
         return {name: value for name, value in super().augmentation_options().items() if name != "multi_scale"}
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
@@ -267,7 +267,7 @@ print(len(result["boxes"]), "objects")""",
         return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about decoder and loss."""
+        """Return the table rows of the model card about decoder and loss."""
         options = model.options
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}

@@ -37,12 +37,12 @@ from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, mos
 
 
 MOST_COUNTED = 500  # maximum number of masks for computing class weights
-SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # candidate scales besides the whole image, up to the image size
-MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain in mean IoU, and in standard errors, of a larger scale
-MOST_TRIED, LEAST_TRIED = 64, 8  # number of validation images for choosing the scale
+SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # candidate scales of images for sliding windows
+MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain of a larger scale: in mean IoU and in standard errors
+MOST_TRIED, LEAST_TRIED = 64, 8  # maximum and minimum number of images for choosing the scale
 COST_OF_CHOICE = (
     3 * 0.05
-)  # windows per training image for choosing the scale; a training step costs three forward passes
+)  # windows evaluated per training image to choose the scale: 5% of the cost of training (three forward passes)
 
 
 @dataclass(eq=False)
@@ -51,9 +51,9 @@ class SemanticEvaluator(Evaluator):
 
     Args:
         window: Side in pixels of sliding windows; by default, the whole image is used.
-        scales: Sizes, relative to the image, of copies whose predictions are averaged. Without `window` and `scales`,
-            the `window_scale` of the processor is used.
-        flip: Whether the mirrored image of each copy is averaged too.
+        scales: Relative sizes of resized copies of the image. The predictions for the copies are averaged. Without
+            `window` and `scales`, the `window_scale` of the processor is used.
+        flip: Whether predictions for the mirrored image of each copy are included in the average.
     """
 
     lack = (
@@ -68,15 +68,15 @@ class SemanticEvaluator(Evaluator):
 
     @property
     def has_windows(self) -> bool:
-        """Whether windows at the scale of the image processor are used."""
+        """Whether sliding windows are used, at the `window_scale` of the image processor."""
         return self.window is None and self.scales is None and self.processor.window_scale is not None
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Return a collator of images at the scale of the windows."""
+        """Return a collator that resizes images to the scale of the sliding windows."""
         return replace(collator, image_processor=self.processor.at_window_scale()) if self.has_windows else collator
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Return the map (H, W) and the loss of each image."""
+        """Return the predicted class map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
         if self.has_windows or (self.window, *(self.scales or [1.0]), self.flip) != (None, 1.0, False):
             return [self._segment_one(model, batch, index, size) for index, size in enumerate(sizes)]
@@ -112,7 +112,7 @@ class SemanticEvaluator(Evaluator):
         return bool((target != IGNORED_LABEL).any())
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Predict the most frequent class at each position, for images of any size."""
+        """Return a baseline that predicts the most frequent class at each position, for images of any size."""
         classes = most_frequent_classes(targets, len(self.metric.names))
         return "most frequent class of each pixel", lambda target: resize_nearest(classes, *size_of(target))
 
@@ -132,7 +132,7 @@ class SemanticEvaluator(Evaluator):
 
 
 def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
-    """Return the number of pixels of each class; labels from `num_classes` on are ignored."""
+    """Return the number of pixels of each class. Labels of `num_classes` or higher are ignored."""
     counts = torch.zeros(num_classes, dtype=torch.int64)
     for mask in masks:
         counts += mask.flatten().long().bincount(minlength=num_classes)[:num_classes]
@@ -145,9 +145,9 @@ def spread(examples: Sized, count: int) -> list[int]:
 
 
 def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]]) -> tuple[list[float], int]:
-    """Return candidate scales up to the median size of images (height, width) in pixels, and their cost.
+    """Return candidate scales for images of given sizes (height, width) in pixels, and the cost of trying them.
 
-    The cost is the maximum number of forward passes per image for all scales, in images of the training size.
+    Scales end at the median image size. The cost is the number of windows per image, including the whole image.
     """
     ratios, windows, trial = [], 0, copy.copy(processor)
     window, patch = processor.window_size, to_pair(processor.ensure_multiple_of)
@@ -171,14 +171,14 @@ def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]
 
 
 def mean_iou(metric: SemanticSegmentationMetric, records: Sequence[Any]) -> float:
-    """Return the mean IoU of images."""
+    """Return the mean IoU computed from the records of some images."""
     metric.reset()
     metric.update(records)
     return metric.compute()["mean_iou"]
 
 
 def is_better(metric: SemanticSegmentationMetric, records: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether the mean IoU is higher by more than `MARGIN` and its standard error from the jackknife."""
+    """Return whether the mean IoU of `records` is significantly higher than that of `others` (jackknife error)."""
     pairs = list(zip(records, others, strict=True))
     gain = mean_iou(metric, records) - mean_iou(metric, others)
     gains = [
@@ -224,7 +224,7 @@ class SemanticArguments(MaskArguments):
 
 @dataclass
 class SemanticSegmentation(SpatialTask):
-    """Semantic segmentation, a class for every pixel."""
+    """Semantic segmentation: prediction of a class for every pixel."""
 
     model_class = HfViTForSemanticSegmentation
     load_source = staticmethod(load_semantic_segmentation)
@@ -246,7 +246,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
 
     @property
     def held_out_for(self) -> str:
-        """The choice of the scale, unless it is given or the run is too short for it."""
+        """Verb phrase for the choice of the scale; empty if the scale is given or the run is too short."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
         num_trained = self.args.max_steps * self.args.train_batch_size
         is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
@@ -261,8 +261,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """Choose on validation images whether to use the whole image or sliding windows, and at which scale.
 
         A scale is a candidate if its mean IoU exceeds that of the whole image by more than `MARGIN` and `NUM_ERRORS`
-        standard errors of the difference; the smallest candidate within `MARGIN` of the best is chosen. Scales beyond
-        the image size are not tried, nor scales after one that is worse than the best so far.
+        standard errors of the difference. The smallest candidate within `MARGIN` of the best is chosen. Scales beyond
+        the image size are not tried. The search stops at the first scale that is worse than the best so far.
         """
         examples, processor = trainer.eval_dataset, trainer.processing_class
         if examples is None or not self.held_out_for:
@@ -299,12 +299,12 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return 2
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return a norm that is independent of other images, so that a batch may be split at will."""
+        """Return the option of a norm without batch statistics, so that results do not depend on the batch size."""
         return {"norm": "layer"} if self.options.given_options().get("head") == "linear" else {}
 
     @cached_property
     def class_weights(self) -> list[float] | None:
-        """Class weights of the loss, computed from masks of all images, None for equal weights."""
+        """Class weights of the loss, computed from masks of the training images, or None for equal weights."""
         if (given := self.options.class_weights) is None:
             return None
         examples, names = self.loaded.examples("train"), self.loaded.names
@@ -312,11 +312,11 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return choose_weights(given, names, lambda: count_pixels(counted.read_targets(), len(names)))
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the class weights of the loss, if they differ."""
+        """Return the option with the class weights of the loss, unless all weights are equal."""
         return {} if self.class_weights is None else {"class_weights": self.class_weights}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about head and loss."""
+        """Return the table rows of the model card about head and loss."""
         options = model.options
         weights = {
             "cross-entropy": options.cross_entropy_weight,

@@ -29,7 +29,7 @@ from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
 
-PLACES = 64  # rows and columns of the baseline map for images of several sizes
+PLACES = 64  # rows and columns of the baseline prediction if image sizes differ
 SIMILAR_IMAGES = " It was trained on one dataset. Its scores may be much lower on other images."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
@@ -121,18 +121,18 @@ class SupervisedTask(Task):
     teacher: PreTrainedModel | None = field(init=False, default=None)
 
     def check_options(self) -> None:
-        """Check everything that does not depend on the data, and open the teacher."""
+        """Check all options that do not depend on the data, and load the teacher."""
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Return the teacher as trainer argument."""
+        """Return the trainer argument with the teacher."""
         return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
 
 
 @dataclass
 class SpatialTask(SupervisedTask):
-    """Task whose targets have positions in the image."""
+    """Task with targets that have positions in the image, such as boxes or masks."""
 
     collator_class: ClassVar[type[Any]] = DensePredictionCollator
     augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(DenseAugmentation)
@@ -152,12 +152,12 @@ class SpatialTask(SupervisedTask):
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Return an image processor that does not crop images, given the one of the initial model."""
+        """Return an image processor that does not crop images, given the image processor of the initial model."""
         keeps_aspect_ratio = self.options.keep_aspect_ratio
         return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Return a description of the image size; empty if the image processor contains it."""
+        """Return a description of the image size, or "" if the image processor contains the size."""
         return describe_whole_images(config, self.options.keep_aspect_ratio)
 
 
@@ -170,7 +170,7 @@ def size_of(target: Any) -> tuple[int, int]:
 def most_frequent_classes(maps: Iterable[Tensor], num_classes: int) -> Tensor:
     """Return the most frequent class at each position (R, R) of `maps` (H, W), resized to R x R.
 
-    Labels from `num_classes` on are ignored. Positions without labels get the most frequent class overall.
+    Labels of `num_classes` or higher are ignored. Positions without labels get the most frequent class overall.
     """
     classes = torch.arange(num_classes)[:, None, None]
     counts = torch.zeros(num_classes, PLACES, PLACES, dtype=torch.int64)

@@ -37,7 +37,7 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
-# Average precision ranks all detections, but it hardly depends on the least likely ones.
+# Detections with lower scores are omitted, because they hardly change average precision.
 MIN_INSTANCE_SCORE = 0.05
 
 
@@ -53,7 +53,7 @@ class UniversalEvaluator(Evaluator):
         self.class_score = "PQ" if self.tries else "AP"
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Return the predictions for each part of the metric, and the loss, of each image."""
+        """Return the loss of each image and its predictions for each part of the metric."""
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         found: dict[str, list[Any]] = {}
@@ -82,7 +82,7 @@ class UniversalEvaluator(Evaluator):
                 for result in instances
             ]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-        # The loss of each image, computed from the last block.
+        # Loss of each image, computed from the outputs of the last block
         losses = [
             float(
                 universal_segmentation_loss(
@@ -100,7 +100,7 @@ class UniversalEvaluator(Evaluator):
         return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
-        """Return label, score and area of each segment or, without a panoptic part, of each likely instance."""
+        """Return label, score and area of each segment or, if the metric has no panoptic part, of likely instances."""
         if PANOPTIC in prediction:
             numbers, parts = (prediction[PANOPTIC][name] for name in ("segmentation", "segments_info"))
             found = [(part["label_id"], part["score"], numbers == part["id"]) for part in parts]
@@ -121,7 +121,7 @@ class UniversalEvaluator(Evaluator):
         return bool(target["masks"].any())
 
     def naive_baseline(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Any], dict[str, Any]]]:
-        """Predict the most frequent class at each position, as one segment per class."""
+        """Return a baseline that predicts the most frequent class at each position, as one segment per class."""
         maps = (torch.from_numpy(class_map(target)) for target in targets)
         classes = most_frequent_classes(maps, len(self.metric.names))
 
@@ -158,7 +158,7 @@ class UniversalEvaluator(Evaluator):
 class MaskAnnealing(TrainerCallback):
     """Reduce the probability of masked attention with every step, so that the trained model does not need it.
 
-    The probabilities are part of the model and of every checkpoint, so the best model keeps its own.
+    The probabilities are saved with the model in every checkpoint, so that the best model has those of its step.
     """
 
     def on_train_begin(
@@ -189,13 +189,13 @@ class UniversalArguments(MaskArguments):
         return {**super().source_options(), "thing_names": self.thing_classes, "annotations": self.annotations}
 
 
-# Overlapping instances have no segment map, and so no PQ.
+# Score that chooses the best model: mask AP if instances overlap, because PQ needs a segment map
 PQ_OR_MASK_AP = "pq or mask_ap"
 
 
 @dataclass
 class UniversalSegmentation(SpatialTask):
-    """Universal segmentation: semantic, instance and panoptic."""
+    """Universal segmentation: semantic, instance and panoptic segmentation."""
 
     model_class = HfViTForUniversalSegmentation
     load_source = staticmethod(load_universal_segmentation)
@@ -231,16 +231,16 @@ print(result["segmentation"].shape, result["segments_info"])""",
         return super().make_trainer()
 
     def callbacks(self) -> list[TrainerCallback]:
-        """Return the annealing of masked attention."""
+        """Return the callback that anneals masked attention."""
         return [MaskAnnealing()]
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Return the stuff classes, which have one segment per image."""
+        """Return the option with the stuff classes, which have at most one segment per image."""
         things = self.loaded.thing_ids
         return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about head and loss."""
+        """Return the table rows of the model card about head and loss."""
         options, blocks = model.options, model.universal_segmentation_head.num_blocks
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
@@ -256,5 +256,5 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     @property
     def can_overlap(self) -> bool:
-        """Return whether masks may overlap, as COCO instances do; then there are no segment or class maps."""
+        """Return whether masks may overlap, as in COCO instances. Overlapping masks form no segment or class maps."""
         return any("objects" in split.column_names for split in self.loaded.splits.values())

@@ -1,6 +1,6 @@
 """Pretraining tasks without labels: images, and evaluation of the features by nearest neighbors.
 
-Shapes: B batch, C channels, H W pixels, D feature size, M images with known classes.
+Shapes: B batch, C channels, H W pixels, D feature size, M labeled training images.
 """
 
 from abc import abstractmethod
@@ -25,11 +25,11 @@ from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
-# Usage of a model in the stock feature extraction pipeline
+# Code for model cards that uses a model in the feature extraction pipeline of transformers
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # pretraining on 900 photos was hardly better than random weights, on 3,000 it was (model_cards/)
-RAW_SIZE = 32  # image side in pixels for the raw pixel baseline
+FEW_IMAGES = 2000  # 900 photos were hardly better than random weights, 3,000 were (model_cards/)
+RAW_SIZE = 32  # side in pixels of the downscaled images of the raw pixel baseline
 
 
 @dataclass(eq=False)
@@ -37,15 +37,15 @@ class NeighborEvaluator(BaseEvaluator):
     """Evaluator that classifies an image by its nearest training images, see `classify_by_neighbors`."""
 
     loss_meaning: ClassVar[str]  # description of the loss
-    compared: ClassVar[str]  # description of the features
+    compared: ClassVar[str]  # description of the features that are compared
     baseline_name: ClassVar[str]
-    known: TargetDataset  # training images with known classes
-    is_baseline: bool = field(default=False, kw_only=True)  # whether raw pixels are the features
+    known: TargetDataset  # training images that have a class label
+    is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
     _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D) and classes (M,)
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
-        """Compute the features of all training images with known classes, shared among the processes."""
+        """Compute the features of all training images with a class label. The processes share the work."""
         if not len(self.known):
             return
         trainer.model.eval()
@@ -69,7 +69,7 @@ class NeighborEvaluator(BaseEvaluator):
         )
 
     def described(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Return the features of each image (B, D); for the baseline, the pixels of the downscaled image."""
+        """Return the features of each image, (B, D). The features of the baseline are the downscaled pixels."""
         return raw_pixels(pixel_values) if self.is_baseline else self.features(model, pixel_values)
 
     @abstractmethod
@@ -77,7 +77,7 @@ class NeighborEvaluator(BaseEvaluator):
         """Return the features of each image, (B, D)."""
 
     def classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        """Return the class index of each image by its neighbors, None if no classes are known."""
+        """Predict the class index of each image from its nearest neighbors; None if no training image has a class."""
         if self._neighbors is None:
             return [None] * len(pixel_values)
         numbers: list[int] = classify_by_neighbors(self.described(model, pixel_values), *self._neighbors).tolist()
@@ -117,16 +117,16 @@ class UnlabeledTask(Task):
         )
 
     def count_training_images(self) -> int:
-        """Return the number of training images; for a stream, of those that are read in advance."""
+        """Return the number of training images; for a stream, the number of images that are read in advance."""
         return self.loaded.num_train
 
     def count_evaluated_images(self, split: str) -> int:
-        """Return the number of images that an evaluation of a split reads, including those with known classes."""
+        """Return the number of images that an evaluation reads: the split, and training images with a class label."""
         return super().count_evaluated_images(split) + len(self.loaded.known)
 
     @property
     def known(self) -> TargetDataset:
-        """Training images with known classes."""
+        """Training images that have a class label."""
         return TargetDataset(self.loaded.known, masked_image_target)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:

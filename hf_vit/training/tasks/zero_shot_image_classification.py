@@ -154,7 +154,7 @@ VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
 
 
 def has_tokenizer(name_or_path: str) -> bool:
-    """Return whether a saved or published model has a tokenizer, and so a text tower."""
+    """Return whether a saved or published model has a tokenizer, which means that it has a text tower."""
     return not Path(name_or_path).is_file() and find_file(name_or_path, "tokenizer_config.json") is not None
 
 
@@ -177,7 +177,7 @@ def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrai
 
 
 def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the options of the text tower: those of the library's encoder, or of a new tower with its size."""
+    """Return the options of the text tower: a text encoder of transformers, or a new tower of the chosen size."""
     if args.text_model_name_or_path is not None:
         return encoder_options(args.text_model_name_or_path, tokenizer)
     size = HfViTConfig.from_preset(args.text_preset or args.preset or "small").to_dict()
@@ -194,7 +194,7 @@ def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
             f"{name} has the model type {config.model_type!r}, which is not a text encoder. Use a text encoder."
         )
     options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}
-    # A text is represented by its first token, or by the last if the tokenizer has no start token.
+    # The first token represents a text, or the last token if the tokenizer has no start token.
     return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
 
 
@@ -209,10 +209,10 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
     Args:
         captions: Texts of the training split.
         vocab_size: Maximum number of tokens.
-        max_length: Number of tokens after which texts are truncated, including start and end.
+        max_length: Maximum number of tokens of a text, including start and end. Longer texts are truncated.
 
     Raises:
-        ValueError: If there are fewer tokens than bytes, or no room for a token of text.
+        ValueError: If `vocab_size` is below the number of bytes, or `max_length` leaves no room for a token of text.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
@@ -263,8 +263,8 @@ class ImageTextEvaluator(BaseEvaluator):
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores, and the loss of all evaluated images as one batch, averaged over the captions.
 
-        Each image is paired with its first caption, then with its second, and so on; images with fewer captions start
-        again.
+        Each image is paired with its first caption, then with its second caption, and so on. An image with fewer
+        captions than others is paired with its first caption again.
         """
         images, texts, counts = self.metric.embeddings()
         first = counts.cumsum(dim=0) - counts
@@ -277,7 +277,7 @@ class ImageTextEvaluator(BaseEvaluator):
         return {"loss": float(losses.double().mean()), **super().compute(model)}
 
     def draw(self, images: Images, predictions: list[ComparedImage], targets: list[Any], file: File) -> None:
-        """Draw each image with its captions and the most similar ones of all evaluated captions."""
+        """Draw each image with its captions, and with the most similar captions among all evaluated captions."""
         _, texts, _ = self.metric.embeddings()
         captions = [caption for record in self.metric.records for caption in record.captions]
         embeds = torch.stack([prediction.image_embeds.float().cpu() for prediction in predictions])
@@ -321,7 +321,7 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
 
 @dataclass(eq=False)
 class ZeroShotEvaluator(ClassificationEvaluator):
-    """Score an image-text model as a classifier whose weights are the embeddings of the class names.
+    """Score an image-text model as a classifier that uses the embeddings of the class names as weights.
 
     Args:
         class_embeds: Embeddings of the K class names, (K, E), of length 1.
@@ -405,7 +405,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
                 f"repeated_augmentations={self.args.repeated_augmentations} puts an image into a batch several "
                 "times, which the loss would treat as different images. Leave it out."
             )
-        if not self.args.dataloader_drop_last:  # several processes would fill up an incomplete batch
+        if not self.args.dataloader_drop_last:  # several processes would complete the last batch with repeated images
             raise ValueError(
                 "dataloader_drop_last=False could put an image into a batch twice, which the loss would treat as "
                 "different images. Leave it out; the next epoch shuffles all images again."
@@ -417,11 +417,11 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return super().note_data()
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-        """Return the model to train and its processor, whose tokenizer is trained on the captions if none is given.
+        """Return the model to train and its processor. If no tokenizer is given, one is trained on the captions.
 
         Raises:
             OSError: If a model or a tokenizer cannot be read.
-            ValueError: If they do not match, or an adapter is requested for a new text tower.
+            ValueError: If model and tokenizer do not match, or an adapter is requested for a new text tower.
         """
         args, name, text_name = self.options, self.options.model_name_or_path, self.options.text_model_name_or_path
         if name is not None and text_name is None and has_tokenizer(name):
@@ -469,7 +469,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return scores, pictures
 
     def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
-        """Return the zero-shot accuracy on labeled images, on all processes; write the scores as `zero_shot_…`."""
+        """Evaluate zero-shot classification on all processes. Write `zero_shot_…` scores, return the accuracy."""
         processor, templates = trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
@@ -488,7 +488,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return "chance", random_retrieval_recall(list(map(len, self.loaded.splits[split]["captions"])))
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Return the card's table rows about loss, towers, texts and labeled images."""
+        """Return the table rows of the model card about loss, towers, texts and labeled images."""
         batch = self.args.train_batch_size * self.args.world_size
         encoder, own, tokenizer = model.text_model.config, model.text_options, processor.tokenizer
         tower = f"{own.num_hidden_layers} blocks of width {own.hidden_size}"
