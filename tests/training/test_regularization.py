@@ -397,7 +397,10 @@ def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Pat
         states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
         assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights would give 0.02
-    with pytest.raises(ValueError, match=r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained"):
+    with pytest.raises(
+        ValueError,
+        match=r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained",
+    ):
         make_task(tmp_path, tmp_path / "output", "--whiten_patches", "true", "--model_name_or_path", "somewhere")
 
 
