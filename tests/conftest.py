@@ -1,4 +1,4 @@
-"""Set up an isolated environment before any library is imported, and load the plugins."""
+"""Isolate the environment of the tests before any library is imported, and load the pytest plugins."""
 
 import shutil
 

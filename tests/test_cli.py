@@ -57,7 +57,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with photos, the working directory."""
+    """Return the working directory, a folder with photos."""
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +65,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingResult, list[str]]]:
-    """Return the result of a training call with a default folder, and its output."""
+    """Return the result and the printed output of a training call without an output folder."""
     folder, said = tmp_path_factory.mktemp("trained"), list[str]()
     write_class_folders(folder / "photos", ["cat", "dog"])
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_words_become_values_of_the_declared_types() -> None:
     values, _ = cli.read(cli.load_page("visualize"), words.split())
     photos = [Path("a.png"), Path("b.png")]
     assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": (3.0, 4.5)}
-    # Words before options are values of options; a missing word is left out.
+    # Positional words are values of options; a missing word sets no option.
     values = {"model_name_or_path": "m", "dataset_name": "d", "seed": 1}
     assert cli.read(cli.merged(), ["m", "d", "--seed", "1", "x"]) == (values, ["x"])
     _, values = cli.prepare("evaluate", ["m", "d", "--task", "image-text"], None)
@@ -340,7 +340,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResu
     assert all(recipe.get(name) == OPTIONS[name] for name in OPTIONS if name not in ("config_overrides", "report_to"))
     assert Path(recipe["dataset_name"]).name == "photos"
     assert parse_arguments(types, [recipe])[1].max_steps == 2
-    # The next run gets a new folder.
+    # The next training run gets a new output folder.
     plan: list[str] = []
     hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)
     assert any("Output: outputs/photos-image-classification-2" in line for line in plan)

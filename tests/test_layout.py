@@ -17,7 +17,7 @@ OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
 # Modules that files saved with checkpoints may always import, and modules that they may import only if installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
-# Each folder may import only the folders before it.
+# Each folder may import only from the folders listed before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
     *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
@@ -52,19 +52,19 @@ def nodes_with_parents(
 
 
 def is_inside(parents: tuple[ast.AST, ...], *words: str) -> bool:
-    """Return whether a node is inside an `if` whose condition contains the words."""
+    """Return whether a syntax node is inside an `if` statement with these words in its condition."""
     tests = [ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If)]
     return any(all(word in test for word in words) for test in tests)
 
 
 def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is the only allowed import of the package in traveling code: that of `optimize=True`."""
+    """Return whether a node is the import for `optimize=True`, the only one allowed in files of checkpoints."""
     is_tried = any(isinstance(parent, ast.Try) and node in parent.body for parent in parents)
     return is_tried and ast.unparse(node) == "from hf_vit.inference.optimize import optimize_for_inference"
 
 
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is in the function whose imports tell transformers which files to copy."""
+    """Return whether a node is in the uncalled function with imports that make transformers copy these files."""
     return any(isinstance(parent, ast.FunctionDef) and parent.name == "_import_saved_files" for parent in parents)
 
 
@@ -90,7 +90,7 @@ def imported_by(path: Path) -> Iterator[str]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Return the imported modules of this package by module."""
+    """Return, for each module of this package, the modules of the package that it imports."""
     return {name: set(imported_by(path)) - {name} for name, path in MODULES.items()}
 
 

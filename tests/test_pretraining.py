@@ -1,4 +1,4 @@
-"""`hf-vit pretrain`: three training runs in sequence, and the comparison of the two with labels."""
+"""`hf-vit pretrain`: three training runs in sequence, and a comparison of the two runs that use labels."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ OPTIONS |= {"use_cpu": True, "report_to": "none"}
 
 @dataclass
 class Trainings:
-    """Replacement of `train` that records calls and returns fixed scores per folder."""
+    """Replacement of `train` that records its calls and returns fixed scores for each output folder."""
 
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
@@ -63,13 +63,13 @@ def test_the_labeled_starts_from_the_unlabeled(monkeypatch: pytest.MonkeyPatch, 
     encoder, task = tmp_path / "out" / "encoder", "image-classification"
     assert words == [(task, "labeled", None), ("joint-embedding", "photos", None), (task, "labeled", encoder)]
     assert [called[1]["minutes"] for called in trainings.calls] == pytest.approx([10, 30, 10])
-    # Both models with labels use the same image size and patch size.
+    # Both models trained with labels use this image size and patch size.
     seen = {"image_size": [128, 128], "patch_size": 16}
     assert [called[1].get("config_overrides") for called in trainings.calls] == [None, None, seen]
     assert {called[1]["seed"] for called in trainings.calls} == {3}
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
-    # Two standard errors of the difference of two proportions, n = 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
+    # The margin is two standard errors of a difference of proportions: 2 · √((0.5² + 0.25 · 0.75) / 100), n = 100.
     assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images (" in said[-1]
     assert "differences below 13.2 points may be chance" in said[-1]
 

@@ -1,4 +1,4 @@
-"""The table of stages that `hf-vit info MODEL --image` prints."""
+"""The table of model stages that `hf-vit info MODEL --image` prints."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from .helpers.models import small_config
 
 
 def block_operations(config: HfViTConfig, length: int) -> int:
-    """Return the operations of the matrix products of a block for `length` tokens."""
+    """Return the number of operations in the matrix products of an encoder block for `length` tokens."""
     width, inner = config.hidden_size, config.intermediate_size
     return 2 * length * (4 * width**2 + 2 * width * inner) + 4 * length**2 * width
 

@@ -106,7 +106,7 @@ if sys.platform == "linux":
 
 @pytest.fixture
 def _swept() -> Iterator[None]:
-    """Remove files that a tested test leaves behind."""
+    """Remove files left behind by the tests that run inside these tests."""
     yield
     for folder in (HOME, TEMPORARY):
         for file in folder.glob("left*"):

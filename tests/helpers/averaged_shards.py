@@ -1,4 +1,4 @@
-"""Training runs with weights sharded over processes by FSDP2, and the same runs with all weights in one process."""
+"""Training runs with weights sharded over processes by FSDP2, and equal runs in a single process."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ BATCH = 8
 def train_by_hand(
     model: HfViTForImageClassification, share: slice = slice(BATCH)
 ) -> tuple[WeightAverage, dict[str, Tensor]]:
-    """Trains on a share of each batch; returns the averaged weights and the logits with and without them."""
+    """Trains on a slice of each batch. Returns the averaged weights, and the logits with and without averaging."""
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     average = WeightAverage(model, EMA_DECAY)
@@ -47,7 +47,7 @@ def train_by_hand(
 
 
 def train_with_muon(model: HfViTForImageClassification, share: slice = slice(BATCH)) -> Muon:
-    """Trains on a share of each batch, in float64, because bfloat16 would hide differences."""
+    """Trains with Muon on a slice of each batch, in float64, because bfloat16 would hide differences."""
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     batch["pixel_values"] = batch["pixel_values"].double()
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.1, use_muon=True), lr=0.1, fused=True)
@@ -75,16 +75,16 @@ def spread(model: HfViTForImageClassification) -> slice:
 
 
 def train_shards_with_muon() -> dict[str, Tensor]:
-    """Trains on all processes and returns the full weights, which only the first process gets."""
+    """Trains with Muon on all processes and returns the full weights, which only the first process receives."""
     model = small_model().double()
     train_with_muon(model, spread(model))
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def average_shards(folder: Path) -> dict[str, Any]:
-    """Trains on all processes, saves model and average, and returns the logits and the shards of the average.
+    """Trains on all processes, saves the model and the averaged weights, and returns the logits and averaged shards.
 
-    The shards are returned twice: after training, and after the saved average is loaded again.
+    The averaged shards are returned twice: after training, and after the saved averaged weights are loaded.
     """
     model = small_model()
     average, said = train_by_hand(model, spread(model))

@@ -1,4 +1,4 @@
-"""Reference implementations of contrastive losses, and losses of processes with different numbers of pairs."""
+"""Reference implementations of contrastive losses, and losses for pairs unevenly split between processes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SHARES = ((3, 3), (1, 5), (4, 2))  # numbers of pairs of two processes, six in t
 
 
 def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns the loss by the formula of the paper, with all logits at once."""
+    """Returns the loss computed by the formula of the paper from the full matrix of logits."""
     logits = images @ texts.T * scale.exp()
     targets = torch.arange(len(logits))
     if bias is None:
@@ -24,7 +24,7 @@ def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None
 
 
 def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int = 5) -> list[Tensor | None]:
-    """Draws embeddings of length 1, and returns them with scale and bias of the logits."""
+    """Draws random embeddings of length 1, and returns them with the scale and bias of the logits."""
     generator = torch.Generator().manual_seed(count)
     images, texts = (F.normalize(torch.randn(count, width, generator=generator).to(dtype)) for _ in range(2))
     numbers = [torch.tensor([1.5], dtype=dtype), torch.tensor([-2.0], dtype=dtype) if loss == "sigmoid" else None]
@@ -32,7 +32,7 @@ def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int =
 
 
 def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
-    """Returns the loss of some of six pairs and its gradients, averaged over processes as in DDP."""
+    """Returns the loss of this process's share of six pairs, and gradients averaged over processes as in DDP."""
     images, texts, scale, bias = draw(6, loss)
     weight = torch.eye(5, dtype=torch.float64).requires_grad_()
     own = [F.normalize(part.detach()[start:stop] @ weight, dim=-1) for part in (images, texts)]

@@ -20,7 +20,7 @@ load_digits = functools.cache(load_digits_dataset)  # Cached, because encoding t
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:
-    """Returns a small random color image with a seed of `number`."""
+    """Returns a small random color image, generated with the seed `number`."""
     pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return PILImage.fromarray(pixels)
 
@@ -32,7 +32,7 @@ def encoded(image: PILImage.Image, image_format: str = "PNG") -> bytes:
 
 
 def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
-    """Writes a different image to each of the paths `names` in `folder`."""
+    """Writes a different random image to each of the paths `names` in `folder`."""
     for number, name in enumerate(names, start=seed):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def write_idx(
 def dataset_of(
     labels: list, names: list[str] | None = None, image_column: str = "image", label_column: str = "label"
 ) -> Dataset:
-    """Returns a dataset as stored on the Hub: PNG bytes, and class names or plain values."""
+    """Returns a dataset in the format of the Hub: PNG bytes, and class names or plain values as labels."""
     kind = ClassLabel(names=names) if names else Value("int64" if isinstance(labels[0], int) else "string")
     features = Features({image_column: Image(), label_column: kind})
     content = [{"bytes": encoded(picture(number)), "path": None} for number in range(len(labels))]
@@ -79,7 +79,7 @@ def dataset_of(
 def write_tar(
     file: Path, images: Mapping[str, bytes], labels: Mapping[str, object], kind: str = "cls", suffix: str = "png"
 ) -> None:
-    """Writes images and labels (text or JSON) of each key in the format of WebDataset."""
+    """Writes a tar file in WebDataset format, with the image and the labels (text or JSON) of each key."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
         for key, image in images.items():
@@ -108,11 +108,11 @@ def truncate(file: Path, share: float = 0.6) -> None:
     file.write_bytes(content[: int(len(content) * share)])
 
 
-SHAPE = (6, 8)  # rows and columns of the images that `picture` makes
+SHAPE = (6, 8)  # height and width of the images returned by `picture`
 
 
 def class_map(number: int, num_classes: int = 3) -> np.ndarray:
-    """Returns a random class map of the size of `picture`, in which a few pixels have no class (255)."""
+    """Returns a random class map for an image of `picture`. A few pixels have no class (255)."""
     draws = np.random.default_rng(number)
     return np.where(draws.random(SHAPE) < 0.1, 255, draws.integers(0, num_classes, SHAPE)).astype(np.uint8)
 
@@ -124,7 +124,7 @@ def write_image(file: Path, image: PILImage.Image | np.ndarray) -> None:
 
 
 def write_masks(folder: Path, *names: str, num_classes: int = 3) -> None:
-    """Writes class maps to the paths `names`; the class map at index i matches `picture(i)` in size."""
+    """Writes class maps to the paths `names`. The class map at index i has the size of `picture(i)`."""
     for number, name in enumerate(names):
         write_image(folder / name, class_map(number, num_classes))
 
@@ -139,7 +139,7 @@ def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car
 
 
 def depth_in_millimeters(number: int) -> np.ndarray:
-    """Returns random depth of 0.5 to 10 meters of the size of `picture`; the first pixel has no depth (0)."""
+    """Returns a random depth map for an image of `picture`: 0.5 to 10 meters. The first pixel has no depth (0)."""
     depth = np.random.default_rng(number).integers(500, 10000, SHAPE).astype(np.uint16)
     depth[0, 0] = 0
     return depth

@@ -15,7 +15,7 @@ from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationM
 
 NAMES = ["sky", "road", "cat", "dog", "ghost"]  # the class "ghost" occurs in no image
 THINGS = [2, 3]
-NUM_IMAGES = 11  # number not divisible by batch sizes 2 and 4
+NUM_IMAGES = 11  # not divisible by the batch sizes 2 and 4
 Image = tuple[Any, Any]  # prediction and target
 
 
@@ -25,7 +25,7 @@ def size(number: int) -> tuple[int, int]:
 
 
 def boxes(generator: np.random.Generator, count: int, shape: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Returns rectangles (top, bottom, left, right) from a few pixels to most of the image."""
+    """Returns random rectangles (top, bottom, left, right). Sizes range from a few pixels to most of the image."""
     sides = [sorted(generator.choice(length + 1, 2, replace=False)) for _ in range(count) for length in shape]
     return [(*sides[2 * i], *sides[2 * i + 1]) for i in range(count)]
 
@@ -46,7 +46,7 @@ def semantic_image(number: int) -> Image:
 
 
 def panoptic_image(number: int) -> Image:
-    """Returns overlapping boxes, shifted a little in the prediction, and their targets; many pixels are void."""
+    """Returns a prediction and a target with overlapping boxes, which are slightly shifted in the prediction."""
     generator = np.random.default_rng(number)
     rectangles = boxes(generator, 6, size(number))
     maps = []
@@ -67,9 +67,9 @@ def panoptic_image(number: int) -> Image:
 
 
 def instance_image(number: int) -> Image:
-    """Returns detections, which are boxes shifted by a few pixels and a false positive, and their targets.
+    """Returns predicted and target boxes. Predictions are shifted by a few pixels and include a false positive.
 
-    Image 1 has no objects, image 2 no detections, image 3 neither.
+    Image 1 has no objects, image 2 has no detections, and image 3 has no objects and no detections.
     """
     generator, shape = np.random.default_rng(number), size(number)
     objects = [] if number in (1, 3) else boxes(generator, 5, shape)
@@ -78,13 +78,13 @@ def instance_image(number: int) -> Image:
     prediction = {
         "masks": masks_of(detections, shape),
         "class_labels": generator.choice(THINGS, len(detections)),
-        "scores": generator.random(len(detections)).round(1),  # with many ties
+        "scores": generator.random(len(detections)).round(1),  # rounded, so that many scores are equal
     }
     return prediction, {"masks": masks_of(objects, shape), "class_labels": np.resize(THINGS, len(objects))}
 
 
 def depth_image(number: int) -> Image:
-    """Returns predicted and true depth of 0.5 to 12 meters with invalid pixels; all are invalid in image 4."""
+    """Returns predicted and true depth of 0.5 to 12 meters. Some pixels are invalid; in image 4, all are."""
     generator = np.random.default_rng(number)
     target = generator.uniform(0.5, 12, size(number))
     prediction = target * generator.uniform(0.7, 1.5, size(number))
@@ -103,7 +103,7 @@ METRICS: Metrics = {
 
 
 def scores_of_processes(metrics: Metrics, batch_size: int) -> dict[str, dict[str, float]]:
-    """Returns all scores of all images, each of which is predicted by one of the processes."""
+    """Returns the scores over all images. Each image is predicted by one of the processes."""
     accelerator, scores = Accelerator(cpu=True), {}
     for name, (make_metric, image) in metrics.items():
         metric = make_metric()

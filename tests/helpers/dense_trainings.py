@@ -1,4 +1,4 @@
-"""Training runs of dense tasks and object tasks on a few synthetic images, with the scripts and the Trainer."""
+"""Training runs of dense and object tasks on a few synthetic images, with training scripts and the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 OBJECTS = ("object_detection", "keypoint_detection")
-TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # by file name
+TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # keys are file names
 OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
@@ -102,7 +102,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 
 
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Returns the trainer of a script, in float64, with fixed weights instead of the zeros of new heads."""
+    """Returns the Trainer of a training script, in float64. Fixed weights replace the zeros of new heads."""
     task_class = ALL_TASKS[task]
     made = task_of(task_class, arguments_of(task, data, output_dir, *options))
     made.load_data()
@@ -116,7 +116,7 @@ def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> Eval
 
 
 def move_boxes_to_objects(model: HfViTForObjectDetection) -> None:
-    """Moves all predicted boxes near the objects on the right, because boxes of random weights match no object."""
+    """Moves all predicted boxes near the objects on the right: boxes predicted by random weights match no object."""
     last = model.detection_head.box_predictor.layers[-1]
     with torch.no_grad():
         last.weight.mul_(0.05)
@@ -125,7 +125,7 @@ def move_boxes_to_objects(model: HfViTForObjectDetection) -> None:
 
 @dataclass
 class Float64Collator:
-    """Converts pixels to float64, so that predictions do not depend on the batch size."""
+    """Data collator that converts pixels to float64, so that predictions do not depend on the batch size."""
 
     collator: Any
     keeps_targets: bool = False
@@ -136,7 +136,7 @@ class Float64Collator:
 
 
 def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) -> dict[str, float]:
-    """Returns loss and scores, but no speed, of images, by default of the validation images."""
+    """Returns the loss and scores of a model, without speed, by default on the validation images."""
     found = trainer.evaluate(images)
     return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 

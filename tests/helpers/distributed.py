@@ -7,7 +7,7 @@ from .processes import ROOT, TIMEOUT, Process
 
 
 def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:
-    """Starts a job, which writes its results to files in `folder` and its output to output.txt there."""
+    """Starts a job that writes its results to files in `folder`, and its output to output.txt in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "output.txt"
     return Process(
@@ -38,7 +38,7 @@ def finish(process: Process, folder: Path, returncode: int = 0) -> None:
     """Waits for a job.
 
     Raises:
-        AssertionError: if it ends with another exit code; the message is its output.
+        AssertionError: if the job ends with an unexpected exit code. The message is the output of the job.
     """
     try:
         process.wait(TIMEOUT)

@@ -19,7 +19,7 @@ def isolate() -> None:
     refuse_network()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for name, folder in {
-        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # kept: building fonts and compiled code takes long
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # caches are kept: building fonts and compiled code takes long
         "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
         "PYTHONUSERBASE": site.getuserbase(),
     }.items():
@@ -28,7 +28,7 @@ def isolate() -> None:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
-    # torch stores compiled headers next to temporary files, regardless of its cache; they are kept for the next run.
+    # torch stores compiled headers in the temporary folder, not in its cache. Keep them for the next run.
     headers = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     headers.mkdir(exist_ok=True)
     TEMPORARY.joinpath(headers.name).symlink_to(headers)

@@ -1,4 +1,4 @@
-"""Runs code in a new process with an empty cache, either with the package or without it, as after a Hub download."""
+"""Runs code in a new process with an empty cache, with or without the package `hf_vit` on the import path."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from .processes import NO_COUNTING, ROOT, Process
 
 
-# Memory leak report of the extension module of triton 3.9, printed when a process ends
+# Matches the memory leak report that the extension module of triton 3.9 prints when a process ends
 LEAKS = re.compile(r"^nanobind: leaked .*?refleaks\.html\n?", flags=re.MULTILINE | re.DOTALL)
 
 PREAMBLE = """
@@ -57,7 +57,7 @@ def run_script(
 def run_command(
     name: str, workdir: Path, *arguments: str, processes: int = 1, **environment: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m hf_vit {name}` in `workdir`, and returns what it printed and its exit code."""
+    """Runs `python -m hf_vit {name}` in `workdir`, and returns its output and exit code."""
     environment["PYTHONPATH"] = str(ROOT)
     return run_python("-m", "hf_vit", *name.split(), *arguments, workdir=workdir, processes=processes, **environment)
 
@@ -71,7 +71,7 @@ def start_python(*arguments: str, workdir: Path) -> Process:
 def run_python(
     *arguments: str, workdir: Path, processes: int = 1, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `workdir`, where the cache is kept between runs; offline unless a Hub endpoint is given."""
+    """Runs Python in `workdir`, offline unless a Hub endpoint is given. Runs in `workdir` share its cache."""
     workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
@@ -88,7 +88,7 @@ def run_python(
 
 
 def offline(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the complete environment of a process, which is offline unless a Hub endpoint is given."""
+    """Returns all environment variables of a process, which is offline unless a Hub endpoint is given."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
         "HF_HOME": "hf_home",  # a relative path gives all processes the same environment

@@ -19,7 +19,7 @@ GOLDEN: dict[str, list[float]] = json.loads(PATH.read_text()) if PATH.exists() e
 
 
 def wave(shape: torch.Size, frequency: float) -> torch.Tensor:
-    """Returns distinct numbers in [-1, 1] that do not depend on a random generator."""
+    """Returns distinct numbers in [-1, 1], computed by a formula instead of a random generator."""
     steps = torch.arange(shape.numel(), dtype=torch.float64)
     return torch.sin(frequency * steps + 0.1 * frequency).reshape(shape)
 

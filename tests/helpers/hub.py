@@ -26,7 +26,7 @@ LFS_SUFFIXES = {".bin", ".png", ".pt", ".pth", ".safetensors"}
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit of a repository on one branch, with all files and the paths that it has written."""
+    """A commit of a repository on one branch, with all its files and the paths that this commit has changed."""
 
     repo: str
     revision: str
@@ -38,7 +38,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Answer:
-    """Response to the client."""
+    """Response of the mock server to the client."""
 
     status: int
     body: bytes = b""
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure of the first request for `action` whose body contains `content`."""
+    """A failure to simulate for the first request for `action` that contains `content` in its body."""
 
     action: str
     status: int | None  # None closes the connection
@@ -113,7 +113,7 @@ class Hub:
 
     @property
     def client(self) -> dict[str, str]:
-        """Environment variables of a client of this hub, with the token of the user."""
+        """Environment variables for a client of this hub, including the token of the user."""
         return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
     def find(self, repo: str, revision: str = "main") -> Commit:

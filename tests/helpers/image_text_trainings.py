@@ -1,4 +1,4 @@
-"""Training runs on a few synthetic images and captions, with the script and the Trainer."""
+"""Training runs on a few synthetic images and captions, with the training script and with the Trainer."""
 
 import json
 from itertools import product
@@ -36,13 +36,13 @@ A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 
 
 def captions_of(left: str, right: str) -> list[str]:
-    """Returns three captions of an image with two halves, or two captions if the left half is white."""
+    """Returns the captions of an image with two colored halves: three, or two if the left half is white."""
     captions = [f"{left} beside {right}", f"{right} on the right of {left}", f"half {left}, the other half {right}"]
     return captions[: 2 if left == "white" else 3]
 
 
 def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
-    """Writes noisy images with two halves: in train one row per caption, in val one row with a list of captions."""
+    """Writes noisy two-colored images with captions: one row per caption in train, one row per image in val."""
     generator = np.random.default_rng(0)
     for split, count in zip(("train", "val"), sizes, strict=True):
         (folder / split / "images").mkdir(parents=True)
@@ -79,7 +79,7 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
 
 
 def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
-    """Runs the training script and returns the validation scores."""
+    """Runs the image-text training script and returns the validation scores."""
     run(ImageTextContrast, arguments_of(data, output_dir, *options), None, report=lambda _: None)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores

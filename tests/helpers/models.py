@@ -136,7 +136,7 @@ def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
 
 
 def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
-    """Returns reproducible random images of the size of `config`, or of `grid` patches."""
+    """Returns reproducible random images. Their size is that of `config`, or `grid` patches if given."""
     rows, columns = config.grid_size if grid is None else grid
     patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
@@ -187,7 +187,7 @@ def values(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Returns class maps with a different number of ignored pixels per image; in the last image all are ignored."""
+    """Returns class maps. The number of ignored pixels differs per image; the last image has only ignored pixels."""
     labels = torch.randint(num_labels, (batch, 32, 32), generator=generator)
     for index in range(batch):
         labels[index, : index * 32 // (batch - 1)] = 255
@@ -195,7 +195,7 @@ def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Returns depth maps with a different number of invalid pixels per image; in the last image all are invalid."""
+    """Returns depth maps. The number of invalid pixels differs per image; the last image has only invalid pixels."""
     depth = 1 + 8 * torch.rand(batch, 32, 32, generator=generator)
     for index in range(batch):
         depth[index, : index * 32 // (batch - 1)] = float("nan")
@@ -203,7 +203,7 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Returns keypoints, some without a label, some outside the image; the last image has none with a label."""
+    """Returns keypoints. Some are unlabeled, some outside the image. The last image has no labeled keypoints."""
     places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
     visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
     visibility[-1] = 0
@@ -247,7 +247,7 @@ objects_in_one_image = with_boxes(lambda number: 3 * (number == 5))  # Only imag
 
 
 def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns images with the noise that determines their masks."""
+    """Returns images, and the noise that determines which patches are masked."""
     rows, columns = config.grid_size
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
     return {"pixel_values": pixels(config, batch), "noise": noise}
@@ -264,7 +264,7 @@ def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns global and local views of images."""
+    """Returns a batch of global and local views of images."""
     generator = torch.Generator().manual_seed(batch)
     sizes = {"pixel_values": config.image_size, "local_pixel_values": 2 * config.patch_size}
     return {
@@ -274,7 +274,7 @@ def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_masked_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns views with masked patches in the first global view of each image, and with teacher assignments."""
+    """Returns views of images with teacher assignments. Each image has masked patches in its first global view."""
     generator = torch.Generator().manual_seed(batch)
     masks = torch.zeros(batch, 2, config.grid_size[0] * config.grid_size[1], dtype=torch.bool)
     masks[:, 0, ::3] = True
@@ -286,7 +286,7 @@ def assigned(generator: Generator, *shape: int) -> Tensor:
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:
-    """Returns a function that adds padding to the batches of `make_batch`, of a different size per image."""
+    """Returns a function that pads the batches of `make_batch`. The padding size differs per image."""
 
     def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
@@ -299,7 +299,7 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
 
 
 class WithFixedPoints(HfViTForUniversalSegmentation):
-    """Samples masks at fixed points, as in evaluation, because random points would differ between processes."""
+    """Model that samples masks at fixed points, as in evaluation. Random points would differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -308,22 +308,22 @@ class WithFixedPoints(HfViTForUniversalSegmentation):
 
 
 class WithFixedSlices(HfViTForJointEmbedding):
-    """Draws the same slices in each step."""
+    """Model that draws identical random slices in each step."""
 
-    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for the name `return_loss`
+    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers inspects this name
         torch.manual_seed(0)
         return super().forward(**inputs, return_loss=return_loss)
 
 
 class Comparing(HfViTForZeroShotImageClassification):
-    """Always computes the loss, as with a data collator that requests it."""
+    """Model that always computes the loss, as if the data collator requested it."""
 
     def forward(self, **inputs: Any) -> Any:
         return super().forward(**inputs, return_loss=True)
 
 
 DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "num_prototypes": 6}
-# Cases with images of several sizes use rotary positions: position tables would be resampled in float32 only.
+# Cases with several image sizes use rotary positions, because position tables are resampled only in float32.
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}

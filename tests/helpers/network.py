@@ -1,4 +1,4 @@
-"""Refuse network access, so that tests depend only on local files."""
+"""Refusal of network access, so that tests depend only on local files."""
 
 import ipaddress
 import socket
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class NetworkRefusedError(BaseException):
-    """Error for refused network access. Not an `Exception`, which libraries would treat as a network failure."""
+    """Raised if network access is refused. No `Exception`, because libraries would handle one as a network failure."""
 
 
-# Host of the dataset viewer if the hub is this machine. `datasets` works without the viewer.
+# Host of the dataset viewer if a mock on this machine serves as the Hub. `datasets` works without the viewer.
 VIEWER = "datasets-server.127.0.0.1"
-refused: list[str] = []  # Refused hosts, even if the error was caught
+refused: list[str] = []  # All refused hosts, including those with a caught error
 
 
 def check_host(host: Any) -> None:

@@ -10,7 +10,7 @@ from .datasets import encoded, picture, write_image
 
 
 NAMES = ("cat", "dog")
-# By split, for each image: file, size (width and height) and objects (class, and x1, y1, x2, y2)
+# An image: file name, size (width, height) and objects, each with a class and a box (x1, y1, x2, y2)
 Scene = tuple[str, tuple[int, int], list[tuple[str, tuple[float, float, float, float]]]]
 SCENES: dict[str, list[Scene]] = {
     "train": [

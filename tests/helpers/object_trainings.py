@@ -38,7 +38,7 @@ def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Pa
 
 
 def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """Draw a box on the left, the right, both sides, or (every fourth image) none; image 3 has a crowd too."""
+    """Draw boxes on the left, the right, or both sides; every fourth image has none. Image 3 also has a crowd."""
     found = []
     for side in range(2):
         if number % 4 in (side, 2):

@@ -8,21 +8,21 @@ from hf_vit.evaluation.keypoints import KeypointMetric
 from .dense import Image, Metrics
 
 
-NAMES = ["cat", "dog", "bird", "ghost"]  # No image has a ghost
+NAMES = ["cat", "dog", "bird", "ghost"]  # The class "ghost" occurs in no image
 KEYPOINTS = ["nose", "left_ear", "right_ear", "left_paw", "right_paw"]
 OKS_SIGMAS = [0.03, 0.05, 0.05, 0.1, 0.1]
 
 
 def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Return boxes (count, 4) of various sizes as left, top, right, bottom."""
+    """Return boxes (count, 4) of various sizes in the format (left, top, right, bottom)."""
     corners, sides = generator.uniform(0, 300, (count, 2)), np.exp(generator.uniform(2, 5.5, (count, 2)))
     return np.concatenate([corners, corners + sides], axis=1)
 
 
 def detection_image(number: int) -> Image:
-    """Return shifted and false detections of random boxes, and the boxes.
+    """Return random boxes as targets, and detections of them: some are shifted, some are false.
 
-    Image 1 has no object, image 2 no detection, and image 3 neither.
+    Image 1 has no objects, image 2 has no detections, and image 3 has no objects and no detections.
     """
     generator = np.random.default_rng(number)
     boxes = random_boxes(generator, 0 if number in (1, 3) else generator.integers(1, 9))

@@ -17,7 +17,7 @@ Arguments = Sequence[str | Mapping[str, Any]]
 
 
 def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
-    """Return the option values of a command line, which may start with a mapping of options or a recipe."""
+    """Return the option values of a command line. Its first part may be a mapping of options or a recipe."""
     first = arguments[0] if arguments else ""
     if isinstance(first, Mapping):
         return {**first, **values_of(types, arguments[1:])}
@@ -25,7 +25,7 @@ def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
 
 
 def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the option values of a command line, parsed like those of a command."""
+    """Return the option values of a command line, parsed as by the command `hf-vit`."""
     first = arguments[0] if arguments else ""
     is_recipe = first.endswith((".yaml", ".json"))
     page = {"options": {option["name"]: option for option in options}, "words": [], "recipe": True}
@@ -43,7 +43,7 @@ def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
-    """Run an evaluation from a command line. Errors exit with a one-line message, as in the command."""
+    """Run an evaluation from a command line. As in `hf-vit evaluate`, errors exit with a one-line message."""
     with cli.exit_with_error_line():
         values = evaluation_values(arguments)
     run_evaluation(values, report)
@@ -55,7 +55,7 @@ def call_command(name: str, arguments: Sequence[str]) -> None:
 
 
 def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:
-    """Return dataclasses of options, built from a command line."""
+    """Parse a command line to dataclasses of options."""
     return build(types, with_recipe(values_of(types, arguments)), **defaults)
 
 
@@ -72,7 +72,7 @@ def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, An
 def run(
     task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Run training from a command line. Errors exit with a one-line message, as in the command."""
+    """Run training from a command line. As in `hf-vit train`, errors exit with a one-line message."""
     with cli.exit_with_error_line():
         values = values_of(task_class.argument_types(), arguments)
     run_training(task_class, values, report)

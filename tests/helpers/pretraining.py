@@ -1,4 +1,4 @@
-"""Pretraining runs on a few drawn images, with the script and with the Trainer."""
+"""Pretraining runs on a few synthetic images, with the training script and with the Trainer."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ BATCH = ["--per_device_train_batch_size", "8"]
 
 
 def write_colors(folder: Path) -> Path:
-    """Write noisy images of one color with a white corner, in several sizes, to <split>/<color>/."""
+    """Write noisy images of several sizes, each of one color with a white corner, to <split>/<color>/."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
         for name, color in COLORS.items():
@@ -59,7 +59,7 @@ def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **obje
 
 
 def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -> dict[str, float]:
-    """Run the training script; return the scores."""
+    """Run the pretraining script; return the validation scores."""
     run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, report=lambda _: None)
     (file,) = output_dir.glob("*_scores.json")
     scores: dict[str, float] = json.loads(file.read_text())
@@ -67,14 +67,14 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
-    """Return the task of a command line, with its data loaded."""
+    """Return the pretraining task of a command line, with its data loaded."""
     task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Return the trainer of a command line, with fixed nonzero weights."""
+    """Return the Trainer of a command line. Its model has fixed nonzero weights."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer

@@ -15,7 +15,7 @@ from .zygote import NUMBER, Order
 
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 480  # Seconds, twice the time needed on a busy machine.
+TIMEOUT = 480  # Seconds; twice the time that the longest test needs on a busy machine.
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # Variables that torch reads at import.
@@ -23,11 +23,11 @@ NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",
-}  # Usage reporting needs the network.
+}  # Usage reporting would need the network.
 
-ZYGOTES: set[int] = set()  # Process ids; the processes end with this one.
+ZYGOTES: set[int] = set()  # Process ids of zygotes, which end with this process.
 
-_STARTED: list[subprocess.Popen[bytes]] = []  # Processes that are not waited for.
+_STARTED: list[subprocess.Popen[bytes]] = []  # Processes without a call of `wait`.
 
 
 class Process:
@@ -35,7 +35,7 @@ class Process:
 
     Attributes:
         pid: Process id.
-        returncode: Exit code, or the negative signal that ended the process; None before the process is waited for.
+        returncode: Exit code, or the negative number of the signal that ended the process; None before `wait`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Process:
             workdir: Working directory.
             environment: Complete environment.
             stdout: File for standard output.
-            stderr: File for standard error; may be the same.
+            stderr: File for standard error; may be the file for standard output.
             processes: Number of processes, started as by torchrun.
             fresh: Whether the process imports the libraries of Hugging Face and `hf_vit` itself.
         """
@@ -120,7 +120,7 @@ def zygote() -> socket.socket:
     return ours
 
 
-@functools.lru_cache(maxsize=4)  # Each takes several hundred MiB; evicted ones end
+@functools.lru_cache(maxsize=4)  # Each zygote takes several hundred MiB. Evicted zygotes end.
 def warm_zygote(environment: tuple[tuple[str, str], ...]) -> socket.socket:
     """Start a zygote that has also imported the libraries of Hugging Face and, if it is in the path, `hf_vit`."""
     variables = dict(environment)

@@ -1,4 +1,4 @@
-"""Reference models of other libraries, conversion of their weights to our names, and parity checks."""
+"""Reference models of other libraries, conversion of their weight names to ours, and parity checks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 # Substitutions that convert weight names of transformers and timm to our names, applied in order
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    # Decoders of masked image modeling
+    # Decoders of models for masked image modeling
     (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
     (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
     (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),
@@ -80,12 +80,12 @@ def plain_mlp(match: re.Match[str]) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str, Tensor]:
-    """Convert weights or gradients of a reference model to our names and layout. The conversion is linear."""
+    """Convert weights or gradients of a reference model to our names and tensor layout. The conversion is linear."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, replacement in RENAMES:
             name = re.sub(pattern, replacement, name)
-        if ".mlp.weights_in." in name:  # Joint gate and up projection, transformers before 5.20
+        if ".mlp.weights_in." in name:  # transformers before 5.20 joins the gate and up projections
             gate, up = tensor.chunk(2)
             renamed[name.replace("weights_in", "gate")], renamed[name.replace("weights_in", "up")] = gate, up
         elif ".in_proj." in name:
@@ -104,13 +104,13 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             renamed[f"{stem}qkv.bias"] = torch.cat([biases["query"], biases["key"], biases["value"]])
         elif biases["query"] is not None:
             renamed[f"{stem}query_bias"], renamed[f"{stem}value_bias"] = biases["query"], biases["value"]
-    if not any(".mlp.gate." in name for name in renamed):  # The plain MLP of DINOv3 has layers up and down too
+    if not any(".mlp.gate." in name for name in renamed):  # The MLP of DINOv3 without gate also has up and down layers
         renamed = {re.sub(r"\.mlp\.(up|down)\.", plain_mlp, name): tensor for name, tensor in renamed.items()}
-    for name in ("mask_token", "cls_token", "position_embeddings"):  # (D,), (1, D) or (N, D) in some models
+    for name in ("mask_token", "cls_token", "position_embeddings"):  # Can have shape (D,), (1, D) or (N, D)
         if f"embeddings.{name}" in renamed:
             tensor = renamed[f"embeddings.{name}"]
             renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
-    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # DINOv3 without registers
+    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # Empty in DINOv3 without registers
     unprefixed = ("classifier.", "distillation_classifier.", "masked_image_modeling_head.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
 
@@ -120,7 +120,7 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
     """Draw random weights so that every weight affects the output: heads, positions, gains and biases are not 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # Fixed position table
+        if not parameter.requires_grad:  # Position table that is not trained
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
         if "token" in name or "pos" in name:
@@ -147,7 +147,7 @@ class Parity:
             is resampled, because our model always resamples in float32.
         without_effect: Suffix of the names of weights without effect: a constant added to all keys shifts all scores
             of a query equally, and the softmax cancels it.
-        rearrange: Reorders the renamed weights and gradients if the reference has another layout.
+        rearrange: Function that reorders renamed weights and gradients if the reference has another layout.
     """
 
     reference: nn.Module
@@ -175,7 +175,7 @@ class Parity:
 
     def check(self, dtype: torch.dtype) -> None:
         """Assert that outputs and gradients are equal, and that every weight affects the output."""
-        # Float32: ten times stricter than required, so that a changed bias exceeds the tolerance by a factor of 100
+        # The float32 tolerance is ten times stricter than required: a changed bias exceeds it by a factor of 100.
         tolerance = 1e-9 if dtype == torch.float64 else 1e-5
         self.ours.to(dtype).eval()
         for size in self.sizes:
@@ -261,6 +261,6 @@ def assert_identical(value: Any, expected: Any) -> None:
 
 
 def hidden_states(outputs: Any) -> dict[str, Tensor]:
-    """Return all hidden states and the last one, by name."""
+    """Return all hidden states and the last hidden state of a model output, by name."""
     states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}
     return {**states, "last_hidden_state": outputs.last_hidden_state}

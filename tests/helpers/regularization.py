@@ -17,7 +17,7 @@ from .references import draw_weights
 
 NUM_TRAIN, NUM_TEST = 44, 10
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-# Without MixUp and CutMix, which mix images of one batch, a step does not depend on how its batch is split
+# No MixUp and CutMix: they mix images of a batch, so training steps would depend on how the batch is split
 SPLITTABLE = ClassificationArguments("data", classification_loss="bce")
 EVERYTHING = ClassificationArguments(
     dataset_name="data",
@@ -32,7 +32,7 @@ EVERYTHING = ClassificationArguments(
 def regularized_trainer(
     folder: Path, batch_size: int, regularization: ClassificationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
-    """Return the Trainer of the training script for a small model and a few digits, each repeated twice a step."""
+    """Return the training script's Trainer for a small model and a few digits. Each step sees every digit twice."""
     digits = load_digits()
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))

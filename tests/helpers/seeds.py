@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 
-VARIABLE = "PYTEST_SEED"  # Environment variable of processes started by tests
+VARIABLE = "PYTEST_SEED"  # Environment variable that passes the seed to processes started by tests
 
 
 def seed_everything(number: int) -> None:

@@ -29,7 +29,7 @@ from .models import small_config
 from .references import draw_weights
 
 
-# Cases of `TRAINING_CASES` with their type of distillation. Some losses are means over images, others are sums over
+# Cases of `TRAINING_CASES` and their type of distillation. Some losses are means over images, others are sums over
 # images or boxes of the whole step.
 DISTILLED_CASES = [
     ("distillation_token", "hard"),
@@ -39,7 +39,7 @@ DISTILLED_CASES = [
     ("keypoints", "features"),
 ]
 TEACHER_LOSSES = ("hard_loss", "soft_loss", "patch_feature_loss", "cls_feature_loss")
-# Hidden size, patch size, grid and normalization differ from those of the students
+# The hidden size, patch size, grid and normalization of teachers differ from those of the students.
 TEACHER_CONFIG = {"hidden_size": 16, "num_hidden_layers": 1, "image_size": 36, "patch_size": 6}
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 SQUARE = {"size": {"height": 48, "width": 48}}
@@ -55,7 +55,7 @@ def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
 
 
 def small_distillation(kind: str, student: HfViTPreTrainedModel) -> Distillation:
-    """Return the distillation of a student, with fixed weights of its linear layer."""
+    """Return the distillation module of a student. Its linear projection has fixed weights."""
     teacher = small_teacher(student, kind)
     if kind == "features":
         distillation = FeatureDistillation(teacher, student)
@@ -86,7 +86,7 @@ def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
         case "vit":
             config = ViTConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return ViTForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "beit":  # Not supported by our converter; has a CLS token
+        case "beit":  # Has a CLS token; hf_vit cannot convert BEiT models
             config = BeitConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return BeitForImageClassification, config, BeitImageProcessor(**SQUARE, do_center_crop=False)
         case "swin":  # Token grid coarser than the patch grid, no CLS token

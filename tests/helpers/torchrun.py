@@ -24,7 +24,7 @@ def work(unbuffered: str, *arguments: str) -> None:
 
 
 def launch(config: LaunchConfig, entrypoint: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Replacement for `elastic_launch` of torchrun."""
+    """Replacement for `elastic_launch` of torchrun that forks worker processes."""
     assert entrypoint == sys.executable
     config.start_method = "fork"
     gc.freeze()

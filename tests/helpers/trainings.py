@@ -45,18 +45,18 @@ from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 TRAINERS: dict[str, type[Trainer]] = {"HfViTTrainer": HfViTTrainer, "transformers.Trainer": Trainer}
 GLOBAL_BATCH = 8  # Images per step, over all processes and accumulation steps
-NUM_TRAIN, NUM_TEST = 44, 37  # Not multiples of a batch
+NUM_TRAIN, NUM_TEST = 44, 37  # Not multiples of the batch size
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-# For each number of processes: images per process and forward pass, and forward passes per step
+# Maps the number of processes to pairs: images per process and forward pass, and forward passes per step
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
-AUGMENTED_SAVE_STEP = 8  # In the middle of the second epoch of 5 steps
+AUGMENTED_SAVE_STEP = 8  # Step in the middle of the second epoch; an epoch has 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
 DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the default dtype, including that of the Trainer's sum of losses."""
+    """Set the default dtype, also for the tensor in which the Trainer sums up losses."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -70,7 +70,7 @@ def flatten(tensors: list[Tensor]) -> Tensor:
 
 
 class GradientRecorder(TrainerCallback):
-    """Records the gradients of each optimizer step."""
+    """Callback that records the gradients of each optimizer step."""
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []
@@ -80,7 +80,7 @@ class GradientRecorder(TrainerCallback):
 
 
 def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViTPreTrainedModel:
-    """Return a model with fixed weights, without the zero weights of new heads, which block gradients."""
+    """Return a model with fixed nonzero weights. The zero weights of new heads would block gradients."""
     model = model_class(config)
     draw_weights(model)
     return model
@@ -98,19 +98,19 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 
 
 def splits(name: str, processes: int) -> list[tuple[int, int]]:
-    """Return the splits of the batch of a case for a number of processes; for several, only the finest split."""
+    """Return the ways to split the batch of a case. For several processes, return only the finest split."""
     own = [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
     return own if processes == 1 else own[-1:]
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stack tensors and list dictionaries of examples."""
+    """Collate examples: tensors are stacked, and dictionaries are collected in a list."""
     batch = {key: [example[key] for example in examples] for key in examples[0]}
     return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
 
 
 def model_and_batch(name: str, num_images: int) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """Return the model of a case, and a batch of `num_images` images."""
+    """Return the model of a training case, and a batch of `num_images` images."""
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     return build(case.model_class, config), case.make_batch(config, num_images)
@@ -121,7 +121,7 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
-    """Return the mean loss of the parts of a batch and its gradient, computed with plain PyTorch.
+    """Return the mean loss over the parts of a batch, and its gradient. Both are computed with plain PyTorch.
 
     If `counts_all`, losses of models that support it are normalized by the item count of the whole batch, and summed.
     """
@@ -141,7 +141,7 @@ def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[st
 
 
 def step_of_case(folder: Path, name: str, trainer: str, size: int, accumulate: int) -> dict[str, Any]:
-    """Run one step of a case with one of `TRAINERS`, with the images in order."""
+    """Run one training step of a case with one of `TRAINERS`, without shuffling images."""
     options = {"num_images": GLOBAL_BATCH, "train_sampling_strategy": "sequential"}
     return train_case(folder, name, "float64", size, accumulate, trainer_class=TRAINERS[trainer], **options)
 
@@ -172,9 +172,9 @@ def train_case(
     trainer_class: type[Trainer] = HfViTTrainer,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run SGD for one epoch, two steps by default; return the losses, gradients and weights.
+    """Train a case with SGD for one epoch (two steps by default); return the losses, gradients and weights.
 
-    With a `kind` of distillation, the model also learns from a teacher.
+    If a `kind` of distillation is given, the model also learns from a teacher.
     """
     recorder = GradientRecorder()
     with default_dtype(DTYPES[dtype]):
@@ -209,7 +209,7 @@ def train_case(
 
 
 def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Compute metrics over all images. `loss` replaces that of the Trainer, which is a mean over batches."""
+    """Compute metrics over all images. Its `loss` replaces the loss of the Trainer, which is a mean over batches."""
     logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
     return {
         "loss": float(classification_loss(logits, labels, None)),
@@ -271,11 +271,11 @@ class Storing(HfViTTrainer):
 
 
 class OfSavedModel(HfViTTrainer):
-    """Trainer that treats its model as a saved model, which adapters require."""
+    """Trainer that saves the model configuration first, because adapters refer to a saved base model."""
 
     def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
         base = f"{kwargs['args'].output_dir}-base"
-        model.config.save_pretrained(base)  # Otherwise adapters look for it on the Hub
+        model.config.save_pretrained(base)  # Otherwise adapters search for it on the Hub
         model.config._name_or_path = base
         torch.manual_seed(0)  # Adapters are initialized randomly
         super().__init__(model=model, **kwargs)
@@ -288,7 +288,7 @@ def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
-    """Return the metrics of new weights, in float64 so that predictions do not depend on the batches."""
+    """Return the metrics of a model with given weights, in float64, so that they do not depend on the batch size."""
     with default_dtype(torch.float64):
         trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
         collate = trainer.data_collator
@@ -328,7 +328,7 @@ def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
 
 
 def average_and_die(folder: Path) -> None:
-    """Average until the process is killed, resume in another process, and train without interruption."""
+    """Train with averaged weights twice: once killed and resumed in another process, once without interruption."""
     options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
     status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
     results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
@@ -348,7 +348,7 @@ def in_a_fork(work: Callable[[], Any]) -> int:
 
 
 def average_on_processes(folder: Path) -> None:
-    """Average weights alone, and under DDP and FSDP2 in two processes; each process writes its results."""
+    """Train with averaged weights in one process, and in two under DDP and FSDP2; each process writes its results."""
     if os.environ["RANK"] == "0":
         launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         assert in_a_fork(lambda: average_and_die(folder)) == 0
@@ -362,7 +362,7 @@ def average_on_processes(folder: Path) -> None:
 
 
 class SlowSecondProcess(HfViTTrainer):
-    """Trainer whose second process saves its random state slowly; the first checks that it is saved."""
+    """Trainer that saves the random state of the second process slowly; the first process checks that it is saved."""
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self.args.process_index == 1:
@@ -387,7 +387,7 @@ def train_twice(folder: Path) -> dict[str, Any]:
 
 
 def compare_processes(folder: Path) -> None:
-    """Run in two processes all cases that must match one process; each process writes its results."""
+    """Run all cases in two processes that must match a run in one process; each process writes its results."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
     results = {
         "gradients": {
@@ -416,7 +416,7 @@ def compare_processes(folder: Path) -> None:
 
 
 def compare_trainers(folder: Path) -> None:
-    """Run a step of every model in two processes with each Trainer; each process writes its results."""
+    """Run a training step of every model in two processes with each Trainer; each process writes its results."""
     results = {
         (name, trainer): step_of_case(folder, name, trainer, GLOBAL_BATCH // 2, 1)
         for name in TRAINING_CASES
@@ -427,7 +427,7 @@ def compare_trainers(folder: Path) -> None:
 
 
 def compare_four_processes(folder: Path) -> None:
-    """Run in four processes, in float64 only, the cases that depend on the number of processes."""
+    """Run the cases that depend on the number of processes in four processes, in float64 only."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
     results = {
         "gradients": {
@@ -454,7 +454,7 @@ def compare_distillation(folder: Path) -> None:
 
 
 def compare_shares(folder: Path) -> None:
-    """Compute contrastive losses with images and texts split between two processes."""
+    """Compute contrastive losses of images and texts that are split between two processes."""
     torch.distributed.init_process_group("gloo")
     results = contrastive.losses_per_distribution()
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
@@ -471,7 +471,7 @@ def score_predictions(folder: Path, kind: str) -> None:
 
 
 def score_tasks(folder: Path, trained: str, *data: str) -> None:
-    """Score models in two processes, and train one of them; each process writes its results.
+    """Evaluate models of several tasks in two processes, and train one of them; each process writes its results.
 
     Args:
         folder: Output folder.
@@ -501,7 +501,7 @@ def train_pairs(folder: Path, data: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-# Runs that are killed and resumed: epochs of 6 steps, all kinds of dropout, evaluation after each epoch
+# Runs that are killed and resumed have epochs of 6 steps, all kinds of dropout, and evaluation after each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
 
@@ -573,11 +573,11 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
         torch.save(result, folder / f"{name}.pt")
 
 
-STOP_STEP = 4  # In the second epoch, which has 3 steps in two processes
+STOP_STEP = 4  # Step in the second epoch; in two processes, an epoch has 3 steps
 
 
 class SignaledProcess(HfViTTrainer):
-    """Trainer whose last process receives SIGTERM in the middle of the second epoch."""
+    """Trainer that sends SIGTERM to the last process in the middle of the second epoch."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
@@ -586,7 +586,7 @@ class SignaledProcess(HfViTTrainer):
 
 
 class SpoiledProcess(HfViTTrainer):
-    """Trainer whose last process gets images of NaN in the second epoch."""
+    """Trainer that replaces the images of the last process by NaN in the second epoch."""
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
@@ -595,9 +595,9 @@ class SpoiledProcess(HfViTTrainer):
 
 
 def stop_one_of_two(folder: Path) -> None:
-    """Train in two processes, one of which is terminated or fails; each process writes its results.
+    """Train in two processes and stop or break one of them; each process writes its results.
 
-    A long training run follows.
+    Afterwards, a long training run starts.
     """
     results: dict[str, Any] = {}
     for name, trainer_class in (("stopped", SignaledProcess), ("spoiled", SpoiledProcess)):

@@ -39,7 +39,7 @@ LIBRARY_PATH = sys.path[1:]
 class Order(TypedDict):
     """Description of a process to start."""
 
-    # Arguments of Python: a script, "-m" and a module or "-c" and code, and their arguments. For a zygote: modules
+    # Arguments of Python: a script, "-m" and a module, or "-c" and code, then their arguments. For a zygote: modules
     arguments: list[str]
     processes: int  # Number of processes, started as by torchrun
     workdir: str
@@ -49,10 +49,10 @@ class Order(TypedDict):
 
 
 def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
-    """Process orders. Returns in each forked process, with its order and, for a zygote, its order socket."""
+    """Process orders. Return only in forked processes, with the order and, for a zygote, the order socket."""
     gc.collect()
     gc.freeze()  # Otherwise garbage collection copies the imported objects in each process.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Responder processes are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The system cleans up responder processes when they end.
     while descriptors := socket.recv_fds(source, 1, 2)[1]:
         connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         with connection:
@@ -108,9 +108,9 @@ def run(arguments: list[str]) -> None:
 
 
 def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) -> None:
-    """Run the main program as one of several processes of torchrun, which ends with its parent process."""
+    """Run the main program as one of several processes of torchrun. The process ends with its parent process."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kill this process when its parent ends
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -1,4 +1,4 @@
-"""Fail tests that use the network, or leave processes or files outside their folder."""
+"""Fail tests that use the network, leave processes running, or leave files outside the temporary folder of pytest."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# Processes and files that Python and torch create once and keep, or leave behind when a process fails.
+# Processes and files that Python and torch create only once, or leave behind when a process fails.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
 PATIENCE = 5.0  # seconds that a terminated process may take to end
@@ -27,7 +27,7 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended bec
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep temporary files in one folder, and adopt processes whose parents have ended."""
-    tmp_path_factory.getbasetemp()  # stays where it is
+    tmp_path_factory.getbasetemp()  # keep this folder at its place
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
         patch.setattr(tempfile, "tempdir", str(TEMPORARY))
@@ -61,7 +61,7 @@ def temporary_files() -> set[str]:
 
 
 def contents(path: str) -> bytes:
-    """Return the content of a file in `/proc`, empty if its process has ended."""
+    """Return the content of a file in `/proc`, or empty content if the process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -70,10 +70,10 @@ def contents(path: str) -> bytes:
 
 
 def running(pid: int) -> Iterator[int]:
-    """Yield the child processes of a process, except those that may stay."""
+    """Yield the child processes of a process, except those that may continue after a test."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # the process has ended, or the system has no such folder
+    except OSError:  # the process has ended, or the system has no /proc
         return
     for thread in threads:
         for child in map(int, contents(f"/proc/{pid}/task/{thread}/children").split()):
@@ -85,11 +85,11 @@ def running(pid: int) -> Iterator[int]:
 
 
 def left_running() -> dict[int, str]:
-    """Return ids and commands of processes that did not end in time, and kill them."""
+    """Return the ids and commands of child processes that did not end in time, and kill these processes."""
     if not any(running(os.getpid())):
         return {}
     for worker in multiprocessing.active_children():
-        # For example, workers of a data loader, which would otherwise run until garbage collection.
+        # Stop daemons such as data loader workers, which would otherwise run until garbage collection.
         if worker.daemon:
             worker.terminate()
     latest = time.monotonic() + PATIENCE
@@ -102,7 +102,7 @@ def left_running() -> dict[int, str]:
     return left
 
 
-known_files: set[str] = set()  # files that have already failed a test
+known_files: set[str] = set()  # leftover files that were already reported as a failure
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def seed_for(name: str, config: pytest.Config) -> None:
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Context manager that restores the random number generators."""
-    import torch  # not in the process that hands out tests
+    import torch  # torch is not imported in the process that distributes tests
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
     try:
@@ -45,7 +45,7 @@ def draws_kept() -> Iterator[None]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seed random numbers drawn while a file is imported."""
+    """Seed the random numbers that a test file draws while it is imported."""
     seed_for(collector.nodeid, collector.config)
 
 

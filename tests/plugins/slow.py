@@ -13,10 +13,10 @@ import pytest
 from ..helpers.processes import Process
 
 
-# A test is slow if it, a fixture, or a function of the test package that either calls uses one of these.
+# A test is slow if it uses one of these objects directly, through a fixture, or through a helper function.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
 TRAINS = {"call_command", "load_script", "make_trainer", "run", "run_task"}
-SWEEPS = ("convert", "visualize")  # models of many libraries one after another, and matplotlib's drawings
+SWEEPS = ("convert", "visualize")  # slow test files: they run many models, or draw with matplotlib
 OWN_PACKAGE = __name__.partition(".")[0]
 NEW_MODULES = 200  # number of new modules after which imports are frozen again
 
@@ -53,7 +53,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: FunctionType) -> Iterator[Any]:
-    """Yield the default arguments of a function, and the module-level objects that it uses."""
+    """Yield the default arguments of a function and all module-level objects that the function uses."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for code in codes(function.__code__):
         for name in code.co_names:
@@ -66,7 +66,7 @@ def used_by(function: FunctionType) -> Iterator[Any]:
 
 def is_slow(function: Any, known: dict[Any, bool]) -> bool:
     """Return whether a function starts a process, trains or compiles, directly or through test functions."""
-    import torch  # not in the process that hands out tests
+    import torch  # torch is not imported in the process that distributes tests
     from transformers import Trainer
 
     function = inspect.unwrap(function) if callable(function) else function
@@ -80,7 +80,7 @@ def is_slow(function: Any, known: dict[Any, bool]) -> bool:
     if not isinstance(function, FunctionType):
         return False
     if function not in known:
-        known[function] = False  # ends the recursion of recursive functions
+        known[function] = False  # prevents infinite recursion for recursive functions
         known[function] = (
             function in STARTS_A_PROCESS
             or function is torch.compile

@@ -1,4 +1,4 @@
-"""Run part of the parameter combinations: one in k of thinned tests by default, one per test with `--first`."""
+"""Run only some parameter combinations of tests: one in k for thinned tests, or one per test with `--first`."""
 
 from collections import defaultdict
 from typing import Any
@@ -18,12 +18,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def numbers_of(items: list[pytest.Item]) -> dict[pytest.Item, int]:
-    """Return the number of each parameter combination: the sum of the indices of its parts.
+    """Return a number per parameter combination: the sum of the indices of its parts.
 
     A part belongs to one `parametrize` or to one fixture with parameters. `callspec.indices` is not used, because it
     has the number of the combination for most parameters.
     """
-    order: dict[Any, dict[str, int]] = defaultdict(dict)  # index of each part of a test by its name
+    order: dict[Any, dict[str, int]] = defaultdict(dict)  # maps each part to the indices of its values
     numbers = {}
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):

@@ -48,7 +48,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
     _, predict = DepthEvaluator(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).naive_baseline(depths)
-    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # a pixel without valid depth has the overall mean
+    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # pixels without any valid depth get the overall mean
     torch.testing.assert_close(predict(depths[0]), mean)
     assert predict(torch.ones(4, 6)).shape == (4, 6)
     options = HfViTDepthConfig(depth_estimation_type="relative")
@@ -106,7 +106,7 @@ def test_mistakes_are_found_before_training(scenes: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return scenes with depths of 20 to 60 meters in the format of KITTI: 256 units per meter and sparse pixels."""
+    """Return scenes with depths of 20 to 60 meters in KITTI format: sparse depth, stored as 256 units per meter."""
     folder = tmp_path_factory.mktemp("streets") / "streets"
     shutil.copytree(scenes, folder)
     rng = np.random.default_rng(0)
@@ -122,7 +122,7 @@ def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() ->
         (torch.rand(1000) * 0.5, 10),
         (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a few outliers, such as a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
-        (torch.rand(1000) * 75, 80),  # KITTI
+        (torch.rand(1000) * 75, 80),  # depths of streets, as in KITTI
         (torch.rand(1000) * 9000, 10),  # depths in millimeters
     ):
         assert choose_max_depth(depths) == expected
@@ -160,7 +160,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
     HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")
     HfViTImageProcessor(size=16).save_pretrained(tmp_path / "rooms")
     options = ["--depth_scale", "256", "--model_name_or_path", str(tmp_path / "rooms")]
-    # All depths are 20 meters or more, except for those of one image.
+    # The depths of one image are below 20 meters; those of all other images are not.
     far = tmp_path / "far"
     shutil.copytree(streets, far)
     for split in ("train", "val"):

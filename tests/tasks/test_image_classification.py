@@ -97,7 +97,7 @@ def test_a_saved_model_keeps_its_classifier_for_the_same_classes(
     folder, expected = saved
     model, _ = load_classifier(arguments_of(folder), NAMES)
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in expected.state_dict().items())
-    expected.config.problem_type = "multi_label_classification"  # is tuned for one label per image
+    expected.config.problem_type = "multi_label_classification"  # fine-tuning uses one label per image
     expected.save_pretrained(folder)
     tuned, _ = load_classifier(arguments_of(folder), NAMES)
     assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
@@ -112,7 +112,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         model, processor = load_classifier(arguments, names)
         assert model.config.id2label == dict(enumerate(names))
         assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
-        # A new head has a standard deviation of 1/4, and the saved one of 1.
+        # Weights of a new head have a standard deviation of 1/4, those of the saved head 1.
         assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
@@ -175,7 +175,7 @@ def test_a_published_model_is_tuned_by_its_folder_or_its_file(published: tuple[P
     by_file, same = load_classifier(arguments_of(folder / "model.safetensors"), NAMES)
     assert same.to_dict() == processor.to_dict()
     weights, others = {**model.state_dict()}, {**by_file.state_dict()}
-    # Both heads are initialized at random.
+    # The heads are excluded from the comparison: both are initialized at random.
     assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
@@ -190,7 +190,7 @@ def test_a_lone_file_of_weights_is_tuned(tmp_path: Path) -> None:
         assert (model.config.image_size, input_size(processor)) == (32, (32, 32))
         assert bool(processor.do_center_crop) == (name != "vit.npz")
         assert processor.image_mean[0] == (0.5 if name == "vit.npz" else 0.485)
-    # A file that needs to be told more
+    # A checkpoint of OpenAI, which does not name its activation function
     theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
     torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
     told = arguments_of(tmp_path / "clip.pt", config_overrides={"hidden_act": "quick_gelu"})
@@ -208,7 +208,7 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     call_command("evaluate", [*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # the bias is initialized with zeros
+    assert model.classifier.bias.any()  # the bias was initialized to zeros, so a non-zero value has been loaded
 
 
 def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
@@ -220,7 +220,7 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
     arguments = ["--dataset_name", "photos", "--use_cpu", "--model_name_or_path", "vit.pth"]
     call_command("train image-classification", [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"])
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
-    with pytest.raises(SystemExit, match="LABEL_0"):  # the file itself names no classes
+    with pytest.raises(SystemExit, match="LABEL_0"):  # the file does not contain class names
         call_command("evaluate", arguments)
 
 

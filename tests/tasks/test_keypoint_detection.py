@@ -1,4 +1,4 @@
-"""Training of keypoint detection: baseline, flip test, whole images."""
+"""Training of keypoint detection: baseline, flipping at test time, and whole images without boxes."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     ]
     flipped, plain = map(scores_of, trainers)
     assert flipped["nme"] != plain["nme"]
-    assert flipped["loss"] == plain["loss"]  # the evaluation loss never uses flipping, like the training loss
+    assert flipped["loss"] == plain["loss"]  # the evaluation loss does not use flipped images
     batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
     heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
     mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps
@@ -78,7 +78,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         return make_trainer("keypoint_detection", figures, tmp_path / "out", *given).model
 
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
-    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # a model of other keypoints than those of the dataset
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # the dataset has other keypoints
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
@@ -93,7 +93,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         (keypoints, {"norm": "instance"}, "instance"),
     ):
         assert open_model(folder, options).options.norm == norm
-    # A saved classifier has no keypoint head, and therefore no saved norm.
+    # A saved classifier has no keypoint head, and therefore stores no norm of such a head.
     assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
     kept = open_model(keypoints, {})
     assert kept.options.norm == "batch"

@@ -33,7 +33,7 @@ CONFIG = {
     "intermediate_size": 32,
     "patch_size": 4,
 }
-CONFIG["key_bias"] = False  # Its gradient is rounding noise, which Adam scales up to full steps.
+CONFIG["key_bias"] = False  # Adam scales up its gradient, which is rounding noise.
 SMALL = ["--preset", "tiny", "--image_size", "8", "--config_overrides", json.dumps(CONFIG), "--use_cpu"]
 SMALL += ["--choose_defaults", "false", "--disable_tqdm", "true", "--report_to", "none", "--eval_strategy", "no"]
 SMALL += ["--min_crop_scale", "1", "--auto_augment", "none", "--random_erasing", "0", "--train_val_split", "0"]
@@ -51,7 +51,7 @@ HEADERS = {"flags": COLORS, "names": ("label",), "value": ("label",), "class": (
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of colored images with each table of `TABLES`."""
+    """Return a folder with colored images and one label table per entry of `TABLES`."""
     folder, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     rows: dict[str, list[list[Any]]] = {name: [["file", "split", *header]] for name, header in HEADERS.items()}
     for number in range(NUM_TRAIN + NUM_TEST):
@@ -116,7 +116,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # The columns of the other table have another order, and one of the tables lists label names.
+    # The other table has a different column order, and one of the two lists label names.
     again = evaluate(tables, "flags" if table == "names" else "names", output)
     assert again["mean_ap"] == pytest.approx(scores["mean_ap"], abs=0.1)
     call_command("predict", [str(output), str(tables / "3.png")])
@@ -143,7 +143,7 @@ def test_values_are_learned_evaluated_and_predicted(
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # of the baseline
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # baseline error
     assert evaluate(tables, "value", output)["mae"] == pytest.approx(scores["mae"], abs=0.2)
     call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -230,7 +230,7 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
     classes = [number for number, count in enumerate(counts) for _ in range(count)]
     dataset = balanced()
     drawn = list(BalancedSampler(dataset))
-    # No image is drawn twice with the same augmentation.
+    # Repeated draws of an image use different augmentations, so no pair of image and augmentation occurs twice.
     assert len(set(drawn)) == len(drawn) == len(dataset)
     by_class, by_image = Counter(classes[image] for image, _ in drawn), Counter(image for image, _ in drawn)
     assert max(by_class.values()) - min(by_class.values()) <= 1

@@ -71,7 +71,7 @@ def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path
     found = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator([trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))])
     with torch.no_grad():
-        # The loss is divided by the number of boxes in the batch.
+        # The loss of a batch is normalized by its total number of boxes.
         whole = trainer.model.eval()(batch["pixel_values"], batch["labels"])
     assert found == pytest.approx(float(whole.loss), rel=1e-9)
 
@@ -89,7 +89,7 @@ def test_validation_images_choose_the_threshold_and_no_others(objects: Path, tmp
         opened = HfViTForObjectDetection.from_pretrained(folder)
         assert opened.options.score_threshold == threshold
     validation, trainer.eval_dataset = trainer.eval_dataset, None
-    trainer.predict(validation)  # treats the validation split as a test split
+    trainer.predict(validation)  # `predict` treats the validation split as a test split
     trainer.choose_threshold()
     assert trainer.model.options.score_threshold is None
 
@@ -107,7 +107,7 @@ def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_
 
 
 def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
-    """Save a model of two classes with its image processor and return it."""
+    """Save a model with two classes, together with its image processor, and return the model."""
     labels = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
     model = HfViTForObjectDetection(small_config(**TRAINING_CASES[case].overrides, num_labels=2, **labels))
     draw_weights(model)

@@ -59,7 +59,7 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
     evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
     _, predict = evaluator.naive_baseline(maps)
-    expected = torch.tensor([[0, 1], [2, 2]])  # a pixel without a label has the most frequent class overall
+    expected = torch.tensor([[0, 1], [2, 2]])  # pixels without any label get the class that is most frequent overall
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
@@ -168,7 +168,7 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
         scores = train(TASK, scenes, tmp_path / name, *steps)
         saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
-        # The scale is 20 / 16: most images have sides of 20 pixels, and the model takes 16.
+        # The scale is 20 / 16, because most images have sides of 20 pixels and the model has an image size of 16.
         assert saved.window_scale == (1.25 if name == "larger" else None)
         card = (tmp_path / name / "README.md").read_text()
         chosen = "1.25, in windows" if name == "larger" else "1, the whole image"
@@ -205,7 +205,7 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    # The scores of only one image improve.
+    # Only one image has a better score, which is too little evidence of an improvement.
     few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)

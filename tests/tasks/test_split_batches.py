@@ -1,4 +1,4 @@
-"""New heads with default options have equal gradients for a batch and for its accumulated parts."""
+"""With default options, new heads get equal gradients for a batch and for its accumulated parts."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
 
-# Excludes universal segmentation, whose loss draws random points in each part. The other classes have the heads of
-# `TRAINING_CASES`.
+# Universal segmentation is excluded, because its loss draws random points. The other model classes have heads
+# that `TRAINING_CASES` covers.
 @pytest.mark.parametrize(
     ("task", "options"),
     [

@@ -54,7 +54,7 @@ def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path
 
 
 def perfect(target: dict) -> dict:
-    """Return the target as a prediction of each kind."""
+    """Return perfect predictions: the targets in the prediction format of each kind of segmentation."""
     masks, labels = target["masks"], target["class_labels"].tolist()
     ids = torch.full(masks.shape[1:], -1)
     for number, mask in enumerate(masks):
@@ -97,7 +97,7 @@ def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
 
 
 def write_coco_instances(scenes: Path, folder: Path) -> Path:
-    """Write the scenes as COCO instances: only the animals, as polygons."""
+    """Write the scenes in the COCO instance format. Only animals are annotated, with polygons."""
     for split in ("train", "val"):
         images, annotations = [], []
         (folder / split).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Image-text training end to end: train by command, check files, resume, evaluate, open elsewhere."""
+"""Image-text training end to end: train with the command, check files, resume, evaluate, load with other libraries."""
 
 import json
 import re
@@ -84,7 +84,7 @@ def test_a_training_beats_chance_and_its_card_says_so(
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     check_upload(folder)
     assert (folder / "tokenizer.json").is_file()
-    # The code of the card for the package
+    # Run the code example of the model card that uses the package.
     Image.new("RGB", (20, 16), "red").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -211,7 +211,7 @@ def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_pat
     assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
     assert trainer.model.options.loss == "softmax"
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["input_ids"].shape[1] <= 12  # the text tower has a lower limit than the tokenizer
+    assert batch["input_ids"].shape[1] <= 12  # maximum length of the text tower, not the tokenizer
     assert trainer.model(**batch).loss.isfinite()
 
 
@@ -226,7 +226,7 @@ def test_a_text_encoder_of_the_library_brings_its_weights_and_tokens(workplace: 
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])
-    assert trainer.model.text_options.effective_pooling == "last"  # its tokenizer has no [CLS]
+    assert trainer.model.text_options.effective_pooling == "last"  # the tokenizer has no [CLS]
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 
@@ -238,7 +238,7 @@ def test_a_batch_has_an_image_once_and_makes_the_models_loss_and_the_temperature
     assert "contrastive_head.text_projection.weight" in decays
     assert not [name for name in decays if "logit" in name]
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == 2  # 16 images have 44 captions, in 44 rows
+    assert len(batches) == 2  # 16 images have 44 captions, one per row
     for batch in batches:
         assert len(batch["pixel_values"].flatten(1).unique(dim=0)) == len(batch["input_ids"]) == 8
         outputs = trainer.model(**batch)

@@ -16,7 +16,7 @@ from ..helpers.processes import ROOT
 
 
 FOLDER = ROOT / "scripts" / "accelerate"
-# Name -> number of machines, number of processes, use of CPU, DDP and FSDP.
+# Maps the name of a configuration to its numbers of machines and processes, and whether it uses CPU, DDP and FSDP.
 CONFIGS = {
     "one_cpu": (1, 1, True, False, False),
     "one_gpu": (1, 1, False, False, False),
@@ -50,7 +50,7 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
     for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
         monkeypatch.setenv(name, environment[name])
-    # The accelerator of the Trainer creates the FSDP plugin like this.
+    # The Trainer's accelerator also creates the FSDP plugin without arguments.
     plugin = FullyShardedDataParallelPlugin()
     model = HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)

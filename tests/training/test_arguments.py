@@ -1,4 +1,4 @@
-"""Command line and argument files."""
+"""Parsing of command lines and argument files."""
 
 import os
 import sys

@@ -58,7 +58,7 @@ class WeightRecorder(TrainerCallback):
 
 
 def averaged_by_hand(steps: list[list[float]], decay: float) -> Tensor:
-    """Compute the average of the weights after each step, element by element."""
+    """Return the averaged weights after each step, computed element by element."""
     average, *later = steps
     for number, weights in enumerate(later, start=1):
         kept = (1 + number) / (10 + number)
@@ -137,7 +137,7 @@ def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the results of two processes, and their folder."""
+    """Return the results of a run in two processes, and its output folder."""
     folder = tmp_path_factory.mktemp("two_processes")
     distributed.finish(distributed.start("average_on_processes", folder, processes=2), folder)
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]

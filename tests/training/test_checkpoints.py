@@ -23,7 +23,7 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
 
-# Name -> how the run is killed, its number of worker processes, and the step from which it resumes.
+# Maps the name of a run to how it is killed, its number of worker processes, and the step from which it resumes.
 KILLED = {
     "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
     "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
@@ -33,7 +33,7 @@ KILLED = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the results of killed and resumed runs, and of an uninterrupted one ("whole")."""
+    """Return the results of killed and resumed runs by name, and those of an uninterrupted run ("whole")."""
     folder = tmp_path_factory.mktemp("killed")
     processes = {
         name: distributed.start("train_and_die", folder / name, how, workers)
@@ -61,7 +61,7 @@ def test_a_killed_training_ends_like_one_that_went_through(name: str, results: d
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return an output folder with two complete checkpoints; the newer one has more digits in its name."""
+    """Return an output folder with two complete checkpoints. The step number of the newer one has more digits."""
     for step in (8, 12):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
@@ -119,7 +119,7 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
 
 def test_a_checkpoint_of_the_model_alone_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "checkpoint-12" / "optimizer.pt").unlink()
-    write_checksums(folder / "checkpoint-12")  # as with save_only_model
+    write_checksums(folder / "checkpoint-12")  # simulates a checkpoint saved with save_only_model
     assert last_checkpoint(folder) == str(folder / "checkpoint-8")
     assert "it has no optimizer.pt" in caplog.text
 
@@ -135,7 +135,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     assert find_resume_error(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
-    PartialState(cpu=True)  # the logger of accelerate requires it
+    PartialState(cpu=True)  # the logger of accelerate requires a PartialState
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = small_model().double()
@@ -198,7 +198,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, c
     torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
     torch.load(checkpoint / name, weights_only=False).close()
     proof.unlink()
-    write_checksums(checkpoint)  # as whoever means harm would
+    write_checksums(checkpoint)  # as an attacker would
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
     kind, message = (
         (pickle.UnpicklingError, "Weights only load failed") if new_format else (ValueError, "truncated files")

@@ -1,4 +1,4 @@
-"""Missing classes and targets and duplicate images are reported before training and in the card, or are refused."""
+"""Missing classes, missing targets and duplicate images: they are reported before training, or raise an error."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def change_masks(scenes: Path, to: dict[int, int], files: Iterable[str] = ("*/masks/*.png",)) -> None:
-    """Replace numbers in masks."""
+    """Replace class numbers in the mask files."""
     table = np.arange(256, dtype=np.uint8)
     table[list(to)] = list(to.values())
     for pattern in files:
@@ -64,7 +64,7 @@ def black_and_white(scenes: Path) -> Path:
 
 
 def load(task: str, data: Path, *options: str) -> Task:
-    """Load the training data like the command."""
+    """Load the training data as the training command does."""
     made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     made.load_data()
     return made
@@ -117,7 +117,7 @@ def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
 ) -> None:
     change_masks(scenes, {2: 0}, ["train/masks/*.png"])
     missing = "No training images have 'dog': a model cannot learn them. But validation has 'dog'."
-    if task == SEMANTIC:  # the card of the other task gets its notes by the same code
+    if task == SEMANTIC:  # the notes of the other task get into its model card by identical code
         train(task, scenes, scenes.parent / "out", *A_FEW_STEPS)
         assert "Never seen in training: 'dog'." in (scenes.parent / "out" / "README.md").read_text()
     else:
@@ -170,7 +170,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
     task: str, write: Callable[[Path], Path], name: str, examples: str, tmp_path: Path, warnings: list[str]
 ) -> None:
     with changed(write(tmp_path / "data")) as content:
-        if task == "object_detection":  # crowds, which are excluded from training, keep their annotations
+        if task == "object_detection":  # annotations of crowds remain, but they are excluded from training
             entries = content["annotations"]
             content["annotations"] = [entry for entry in entries if entry["category_id"] == 1 or entry["iscrowd"]]
         else:
@@ -192,7 +192,7 @@ def changed(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def classify(data: Path, *options: str) -> Task:
-    """Load the data of a classifier like the command."""
+    """Load the data of a classifier as the training command does."""
     places = ["--dataset_name", str(data), "--output_dir", str(data.parent / "out")]
     fixed = ["--preset", "tiny", "--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
     task = task_of(TASKS["image-classification"], [*fixed, *places, *options])

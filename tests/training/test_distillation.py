@@ -1,4 +1,4 @@
-"""Distillation: losses, inputs of the teacher, and their combination."""
+"""Distillation: losses, teacher inputs, and the combination of several losses."""
 
 import math
 import weakref
@@ -113,7 +113,7 @@ def student() -> HfViTForImageClassification:
 
 
 def distillation_of(student: HfViTForImageClassification, teacher: Path, **options: str) -> Distillation:
-    """Return the distillation of a student as set up by training."""
+    """Return the distillation module of a student, set up as in a training run."""
     args = DistillationArguments(str(teacher), **options)
     return make_distillation(
         args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
@@ -263,7 +263,7 @@ def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViT
         assert not student._forward_hooks
         assert not student.model._forward_hooks
         student.load_state_dict(before)
-        # Nothing flows into the teacher.
+        # No gradients flow into the teacher.
         student.zero_grad()
         loss_of(student.train(), distillation).backward()
         teacher = distillation.teacher
@@ -293,7 +293,7 @@ def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None
     for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
         student.zero_grad()
         with distillation.attached(student):
-            # The accumulated teacher losses must be graph inputs: constants would be recompiled for each batch.
+            # Accumulated teacher losses must be graph inputs: constants would cause recompilation per batch.
             for stance in ("default", "fail_on_recompile"):
                 with torch.compiler.set_stance(stance):
                     model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()

@@ -1,4 +1,4 @@
-"""Training runs with a teacher, by command and by Trainer: training, logging, saving, resuming."""
+"""Distillation runs with the command and with the Trainer: training, logging, saving, resuming."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*arguments: str) -> list[dict[str, float]]:
-    """Train a classifier like the command; return the log."""
+    """Train a classifier as the training command does; return the log."""
     run(ImageClassification, [*SCRIPT, *arguments], None, report=lambda _: None)
     folder = Path(arguments[arguments.index("--output_dir") + 1])
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
@@ -71,7 +71,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: list[str], des
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # this bias is initialized with zeros
+    assert model.distillation_classifier.bias.any()  # the bias was initialized to zeros, so training has changed it
     assert all(torch.equal(weight, before[name]) for name, weight in load_file("tutor/model.safetensors").items())
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card
@@ -277,7 +277,7 @@ def test_training_explains_mistakes(
 
 
 def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
-    """Save the teacher with this name, if it is one of those without suitable outputs."""
+    """Save one of the teachers without suitable outputs, given its name; do nothing for other names."""
     match name:
         case "tutor":
             save_teacher("ours", place / name, NAMES)

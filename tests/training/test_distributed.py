@@ -29,7 +29,7 @@ from ..helpers.trainings import (
 )
 
 
-TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest value
+TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest expected value
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_processes(folder_of_two: Path) -> list[dict[str, Any]]:
-    """Return the results of two processes."""
+    """Return the results of the runs in two processes."""
     folder = folder_of_two
     distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -48,7 +48,7 @@ def two_processes(folder_of_two: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def four_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of four processes."""
+    """Return the results of the runs in four processes."""
     folder = tmp_path_factory.mktemp("four_processes")
     distributed.finish(distributed.start("compare_four_processes", folder, processes=4), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(4)]

@@ -26,7 +26,7 @@ def digits() -> DatasetDict:
 
 
 def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTrainer:
-    """Return the trainer of a run that does not learn, so that its first evaluation is the best."""
+    """Return the trainer of a run that does not change the weights, so that its first evaluation is the best."""
     args = HfViTTrainingArguments(
         output_dir=str(folder),
         **{"learning_rate": 0.0, "num_train_epochs": 9, "report_to": "none", "save_total_limit": None, **options},

@@ -1,4 +1,4 @@
-"""Evaluation of dense predictions and objects: independent of batches, without keeping predictions."""
+"""Evaluation of dense predictions and objects: scores do not depend on batches, and predictions are not kept."""
 
 import gc
 import json
@@ -52,7 +52,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
-    """Score each image separately without padding."""
+    """Return the scores of a model that predicts each image separately, without padding."""
     evaluator, losses = trainer.evaluator, []
     evaluator.metric.reset()
     trainer.model.eval()

@@ -1,4 +1,4 @@
-"""FLOPs of models for images of any size."""
+"""Number of FLOPs of models for images of any size."""
 
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,7 +28,7 @@ def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) 
 
 
 def test_flops_of_vit_b_are_the_published_ones_and_those_of_a_misfit_are_refused() -> None:
-    # Billions of multiply-adds, including a head of 1000 classes.
+    # The published number is in billions of multiply-adds and includes a head with 1000 classes.
     published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]
     config = HfViTConfig.from_preset("base")
     assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)

@@ -1,4 +1,4 @@
-"""Training on stored features equals training on the images."""
+"""Training on stored features gives results equal to those of training on the images."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the number of images in each call of a block."""
+    """Return a list that records the number of images in each call of an encoder block."""
     calls: list[int] = []
     forward = HfViTLayer.forward
 
@@ -100,7 +100,7 @@ def test_losses_are_those_of_the_images(
     task: str, blocks: int, options: tuple[str, ...], data: dict[str, Path], tmp_path: Path
 ) -> None:
     losses, weights = [], []
-    for views in (0, 2):  # 4 steps are 2 epochs
+    for views in (0, 2):  # each run has 4 steps in 2 epochs
         frozen = ("--trainable_blocks", str(blocks), "--cached_views", str(views))
         trainer = trainer_of(task, data[task], tmp_path / str(views), *frozen, *options)
         trainer.train()
@@ -155,7 +155,7 @@ def test_a_classifier_reads_features_and_no_image(
     assert "; reused in " in reported[0]
     assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
     assert logged(again, "loss") == logged(first, "loss")
-    # Only trainable blocks process whole batches. Frozen blocks only process the few images that identify the
+    # Only trainable blocks process whole batches. Frozen blocks process just a few images, which identify the stored
     # features.
     steps = again.state.global_step
     assert sum(size == 8 for size in block_calls) == blocks * steps

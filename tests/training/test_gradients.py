@@ -1,4 +1,4 @@
-"""Gradients of all models equal those of the whole batch for any split, with our Trainer and that of transformers.
+"""For any split of a batch, gradients of all models equal those of the whole batch, with both Trainer classes.
 
 `pytest -v` lists all combinations; `-s` prints the relative error of each.
 """
@@ -20,9 +20,9 @@ from ..helpers.trainings import GLOBAL_BATCH, TRAINERS, backward_of_parts, loss_
 
 
 TOLERANCE = 1e-9  # relative to the largest value, in float64
-# Name of a split -> images per forward pass, forward passes per step, processes.
+# Maps the name of a split to images per forward pass, forward passes per step, and number of processes.
 SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
-# transformers evaluates the loss of image-text pairs only if the collator requests it, as for CLIP.
+# In evaluation, transformers computes the loss of image-text pairs only if the collator requests it, as for CLIP.
 EVALUATED = [
     name
     for name, case in TRAINING_CASES.items()
@@ -35,17 +35,17 @@ all_trainers = pytest.mark.parametrize("trainer", TRAINERS)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """Return the results of two processes."""
+    """Return the gradients computed in two processes."""
     folder = tmp_path_factory.mktemp("processes")
     distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
 def is_exception(name: str, trainer: str, accumulate: int) -> bool:
-    """Return whether accumulated batches are normalized separately.
+    """Return whether the losses of accumulated batches are normalized separately for each batch.
 
-    They do with batch norm, with a contrastive loss, and if the Trainer of transformers normalizes each batch by its
-    own number of objects.
+    This is the case for batch norm, for a contrastive loss, and if the Trainer of transformers divides by the
+    number of objects in each batch.
     """
     case = TRAINING_CASES[name]
     is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection

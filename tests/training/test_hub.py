@@ -1,4 +1,4 @@
-"""Publishing: uploaded files, refused folders, and opening from the Hub."""
+"""Publishing models: uploaded files, folders that are refused, and loading from the Hub."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
-    """Return a Hub stand-in with the published model, and the printed output."""
+    """Return a mock of the Hub with the published model, and the output of the publishing command."""
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
         process = run_command("push", workdir, str(saved), "user/clothing", "--private", **hub.client)
@@ -514,7 +514,7 @@ def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[
     files = trained[0].find("user/checkpoint").files
     pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # allows the NumPy arrays, as the Trainer does
+    with safe_globals():  # allows unpickling of NumPy arrays, as the Trainer does
         for content in pickles.values():
             assert torch.load(io.BytesIO(content), weights_only=True)
 

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of colors as training options."""
+"""Training options for the mean and standard deviation of colors in image normalization."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Adapters: trained weights, saved files, and opening."""
+"""LoRA adapters: trained weights, saved files, and loading."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ from ..helpers.references import assert_close, assert_identical, draw_weights
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of
 
 
-# By default: buffers, a decoder, a head without labels, and two towers.
+# The tasks of default runs cover buffers, a decoder, a head without labels, and two towers.
 TASKS = (
     *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "queries"),
     *("mae", "simmim", "metric_depth", "sigmoid", "keypoints", "distillation_token"),
@@ -52,7 +52,7 @@ def saved_base(name: str, folder: Path) -> nn.Module:
 
 
 def outputs_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """Return the loss and all outputs for a batch."""
+    """Return the loss and all other outputs of a model for a batch."""
     with torch.no_grad():
         return [value for value in model.eval()(**batch).to_tuple() if isinstance(value, Tensor)]
 
@@ -81,7 +81,7 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     trainer.save_model()
     learned = outputs_of(model, batch)
     assert not torch.allclose(learned[0], first[0])
-    # Training changes only the adapters within the towers.
+    # Within the image and text towers, training changes only the adapters.
     now = {key.replace(".base_layer.", "."): weight for key, weight in model.named_parameters()}
     assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
@@ -90,11 +90,11 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
         assert f"model.encoder.layers.2.{kind}.lora_B.default.weight" in trained
     heads = {key for key in weights if not key.startswith(TOWERS)}
     assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
-    # The merged model loads without peft.
+    # The merged model can be loaded without peft.
     merged = case.model_class.from_pretrained(tmp_path / "out")
     assert dict(merged.named_parameters()).keys() == weights.keys()
     check_same(outputs_of(merged, batch), learned)
-    # The adapter also loads with peft.
+    # The adapter can also be loaded with peft.
     wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), tmp_path / "out" / "adapter")
     check_same(outputs_of(wrapped, batch), learned)
     check_same(outputs_of(wrapped.merge_and_unload(), batch), learned)
@@ -130,7 +130,7 @@ def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: p
     again.train(resume_from_checkpoint=str(without))
     assert "keys in the checkpoint" not in caplog.text
     assert_identical(again.model.state_dict(), whole.model.state_dict())
-    # Without its adapter files, this checkpoint equals one of a run without adapters.
+    # Without its adapter files, this checkpoint looks like that of a run without adapters.
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(base / "model.safetensors", without)
@@ -148,7 +148,7 @@ def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: p
 
 def test_the_best_adapter_is_loaded_at_the_end(base: Path, tmp_path: Path) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-    # The worst model is selected, because it is not the last one.
+    # The model with the worst loss counts as the best, because it is not the last one.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
     trainer = digits_trainer(tmp_path / "out", base, save_total_limit=None, **options, **best)
     trainer.train()
@@ -209,7 +209,7 @@ def test_mistakes_of_add_adapter_are_answered_with_what_works(monkeypatch: pytes
 
 @pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
 def test_adapters_of_users_resume_and_are_merged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept the installed version
+    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept any version of peft
     case = TRAINING_CASES["class_numbers"]
     saved_base("class_numbers", tmp_path / "base")
     batch = case.make_batch(small_config(**case.overrides), 8)

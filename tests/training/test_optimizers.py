@@ -60,7 +60,7 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
 
 
 def by_singular_values(matrix: Tensor) -> Tensor:
-    """Compute five Newton-Schulz steps as a polynomial of the singular values."""
+    """Compute five Newton-Schulz steps by applying their polynomial to the singular values."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.square().sum().sqrt()
     for _ in range(5):
@@ -108,7 +108,7 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the reference takes steps of 0.1 in bfloat16
+    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the bfloat16 reference takes steps of 0.1
 
 
 def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
@@ -156,7 +156,7 @@ def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any
 
 
 class StepRecorder(TrainerCallback):
-    """Record the averaged weights x of a schedule-free optimizer from the trained ones: y = 0.1 z + 0.9 x."""
+    """Compute the averaged weights x of a schedule-free optimizer from the trained weights y = 0.1 z + 0.9 x."""
 
     def __init__(self) -> None:
         self.averages: dict[int, Tensor] = {}
@@ -206,13 +206,13 @@ def cosine(done: float) -> float:
 
 
 STABLE = "warmup_stable_decay"
-# Learning rates of ten steps, two of them warmup.
+# Relative learning rates of ten steps, of which the first two are warmup steps.
 CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "linear": ({"lr_scheduler_type": "linear"}, [0, 1 / 2, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
     "cosine": ({}, [0, 1 / 2, *(cosine(step / 8) for step in range(8))]),
     "constant_with_warmup": ({"lr_scheduler_type": "constant_with_warmup"}, [0, 1 / 2, *[1] * 8]),
     "constant": ({"lr_scheduler_type": "constant"}, [1] * 10),
-    # The last fifth is a cosine decay.
+    # The last fifth of the steps is a cosine decay.
     "warmup_stable_decay": ({"lr_scheduler_type": STABLE}, [0, 1 / 2, *[1] * 7, 1 / 2]),
     "decay_in_steps": (
         {"lr_scheduler_type": STABLE, "decay_steps": 4, "lr_scheduler_kwargs": {"decay_type": "linear"}},
@@ -272,7 +272,7 @@ KINDS = ("cosine", "linear", "polynomial", "inverse_sqrt", "warmup_stable_decay"
 
 
 def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
-    """Return the learning rates of all steps of a run whose number of steps changes."""
+    """Return the learning rates of all steps of a run. The planned number of steps changes during the run."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
@@ -352,7 +352,7 @@ def all_models() -> Iterator[HfViTPreTrainedModel]:
 
 
 def rates(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the learning rate of each parameter by name."""
+    """Return the learning rate of each parameter, keyed by parameter name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[parameter]: group["lr"] for group in groups for parameter in group["params"]}
 
@@ -471,7 +471,7 @@ def test_the_last_blocks_learn_with_the_heads() -> None:
 
 
 def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
-    """Tests a linear probe and a model with dropout, stochastic depth and batch norm."""
+    """Test that frozen parts run in evaluation mode, with dropout, stochastic depth and batch norm."""
     noisy = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
     begun = build(HfViTForSemanticSegmentation, small_config(**TRAINING_CASES["batch_norm"].overrides, **noisy))
     options = {"freeze": "segmentation_head.linear.norm", "trainable_blocks": 0, "config": noisy}
@@ -501,7 +501,7 @@ def test_a_frozen_model_trains_under_ddp() -> None:
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", ["semantic", "class_numbers"])
 def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Path) -> None:
-    # Rounding errors are the only gradients of key biases. Adam would turn them into full steps.
+    # Gradients of key biases are only rounding errors. Adam would scale them up to full steps.
     options = {"layer_decay": 0.7, "max_grad_norm": 0.1, "adam_epsilon": 1e-4, "config": {"key_bias": False}}
     at_once = train(tmp_path, case=case, **options)
     in_parts = train(tmp_path, case=case, per_device_train_batch_size=1, gradient_accumulation_steps=8, **options)

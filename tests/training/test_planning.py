@@ -1,4 +1,4 @@
-"""Default hyperparameters: choice by data and device, time budget, and repetition; linear probes."""
+"""Default hyperparameters for given data, device and time budget; reuse of a recipe; linear probes."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The import time is long in a test session with many modules.
+    # Ignore the import time, which is long in a test session that imports many modules.
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
 
 
@@ -80,7 +80,7 @@ def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDe
     facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
     fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
     tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
-    # Options that the encoder determines.
+    # Options that are determined by the encoder checkpoint.
     encoders = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
     encoders |= {"position_embedding_type", "pooling", "initializer_range"}
     config = fresh.pop("config_overrides")
@@ -118,7 +118,7 @@ def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
     size = Size(None, None, 112, 14)  # a patch covers 1/8 of each side of the image
     thin, thick = (replace(PHOTOGRAPHS, detail_share=share) for share in (0.04, 0.2))
     options = chosen(thin, table=defaults.SEGMENTATION, size=size)
-    # The scale is 1/8 / (2 · 0.04) = 1.5625, halved for the minimum and doubled for the maximum.
+    # The base scale is 1/8 / (2 · 0.04) = 1.5625. The minimum is half of it, and the maximum is twice as large.
     assert (options["min_scale"], options["max_scale"]) == (0.78, 3.12)
     assert "max_scale" not in chosen(thick, table=defaults.SEGMENTATION, size=size)
     assert chosen(replace(thin, detail_share=1e-3), table=defaults.SEGMENTATION, size=size)["max_scale"] == 4
@@ -222,11 +222,11 @@ SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, 
 @pytest.mark.parametrize(
     ("changes", "given", "expected"),
     [
-        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger sizes would exceed the size of the images
+        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger sizes would exceed the native size of the images
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
-        # Objects would have only 9 and 13 pixels in smaller images.
+        # At smaller image sizes, objects would be only 9 or 13 pixels large.
         ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),
         ({}, {"image_size": 256}, [None]),
         ({"image_size": None}, {}, [None]),
@@ -269,16 +269,16 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     assert choice.evaluations != 1
     enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
     assert choice.size in (enough or sizes[:1])
-    if minutes == 60 and step > 0.01:  # the budget suffices to measure all sizes
+    if minutes == 60 and step > 0.01:  # the time budget suffices to measure all image sizes
         assert choice.size == enough[-1]
 
 
 @pytest.mark.parametrize(
     ("pace", "most_bytes", "views"),
     [
-        # Computing the features of a view takes 10 s, and training on them takes 6.25 s.
+        # Computing the features of an augmented view takes 10 s, and training on them takes 6.25 s.
         (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),
-        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # views may use at most 40 % of the budget
+        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # views may use at most 40 % of the time budget
         (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # training is too short to use more views
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
         (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
@@ -314,7 +314,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     monkeypatch.setattr(plan, "LEAST_STEPS", 1)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the number of steps stays
+    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # too late to correct the number of steps
     start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "2", *given]
     report_lines: list[str] = []
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
@@ -323,7 +323,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     assert {name: recipe.get(name) for name in expected} == expected
     assert any("features of frozen blocks are stored" in line for line in report_lines) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
-    assert len(folders) == is_stored  # the timed steps must leave no features behind
+    assert len(folders) == is_stored  # the steps for measuring speed must leave no stored features behind
     assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= defaults.UNSTORED
 
 
@@ -370,7 +370,7 @@ def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monk
         return Pace(step=60.0, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
-    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough for a single correction
+    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough that steps are corrected only once
     command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
     report_lines = "\n".join(train(command))
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
@@ -391,7 +391,7 @@ def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monk
     assert list(checkpoints)[-1] == length
 
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
-    shutil.rmtree(checkpoints[length])  # as if the run had been killed before its end
+    shutil.rmtree(checkpoints[length])  # simulates a run that was killed before its end
     train([*command, "--resume_from_checkpoint", "last"])
     assert yaml.safe_load(file.read_text()) == recipe
     train([str(file), "--output_dir", str(tmp_path / "again")])
@@ -488,7 +488,7 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     if "no training image" not in said:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
-    else:  # the evaluation would use images of the training split
+    else:  # the evaluation would use images from the training split
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
 
@@ -517,7 +517,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
     images = load().splits
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
-    # An evaluation with the recipe of this run selects the same splits.
+    # An evaluation that loads the recipe of this run selects identical splits.
     label2id = {name: number for number, name in enumerate(loaded.names)}
     for split, count in ((None, len(loaded.splits["test"])), ("validation", len(loaded.splits["validation"]))):
         name, evaluated = load_evaluation_targets(load, source, split, label2id, args)
@@ -633,7 +633,7 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     save(HfViTForImageClassification(config), tmp_path / "classifier")
     report_lines = train(probe_command(dull_photos, tmp_path / "classifier", tmp_path / "out"))
     assert any(line.startswith("Linear probe: ") for line in report_lines)
-    report_lines = train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))  # whose classes it knows
+    report_lines = train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))  # a model of these classes
     assert not any(line.startswith("Linear probe: ") for line in report_lines)
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True needs features"):

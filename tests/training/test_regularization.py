@@ -68,7 +68,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def batch_of_constants() -> dict[str, torch.Tensor]:
-    """Return images with constant pixels equal to their index."""
+    """Return images in which every pixel equals the index of the image."""
     images = torch.arange(4.0)[:, None, None, None].expand(-1, 3, 8, 10).contiguous()
     return {"pixel_values": images, "labels": LABELS}
 
@@ -149,7 +149,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
     assert len(whole["losses"]) == 10
     for part in ("losses", "weights"):
         assert torch.equal(resumed[part], whole[part])
-    # Evaluations give the plain cross-entropy. The loss of the metric would replace that of the Trainer.
+    # Evaluations report plain cross-entropy. A loss in the metrics would replace the loss computed by the Trainer.
     trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
     trainer.compute_metrics = None
     batch = trainer.data_collator(list(trainer.eval_dataset))
@@ -348,7 +348,7 @@ def smooth_images(num_images: int = 40) -> Tensor:
 
 
 def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
-    """Return a whitened projection, and the projected patches (M, D)."""
+    """Return a whitening projection, and the patches (M, D) that it projects."""
     config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
     model = HfViTModel(config)
     whiten_patches(model, images, seed)
@@ -368,7 +368,7 @@ def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
     assert states.mean(dim=0).abs().max() < 1e-4
     patches = nn.functional.unfold(images, PATCH, stride=PATCH).mT.flatten(0, 1)
     before = torch.linalg.eigvalsh(covariance(patches))
-    assert before[-1] / before[0] > 50  # the patches themselves are not white
+    assert before[-1] / before[0] > 50  # the patches are correlated before whitening
     found = torch.linalg.eigvalsh(covariance(states))
     assert found[: 64 - SIZE].abs().max() < 1e-4
     expected = 64 / SIZE * (before / (before + LEAST_VARIANCE))
@@ -411,7 +411,7 @@ def test_gray_images_in_three_channels_leave_colors_out() -> None:
     assert states.std() > 0.3
     color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
-    # Remove the gray axis, so that only color remains.
+    # Remove the component along the gray axis, so that only color remains.
     color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
     assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
 
@@ -436,7 +436,7 @@ STEPS = 15  # number of steps of `train_augmented`
 
 
 class Growing(HfViTTrainer):
-    """Train on images of three sizes in turn, and record the size of every batch."""
+    """Trainer that trains on three increasing image sizes and records the size of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, batch_transforms=[ImageSizes(GROWING_SIZES)], **kwargs)
@@ -455,7 +455,7 @@ def test_sizes_have_equal_shares_of_the_steps() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
     batch = {"pixel_values": draw()}
     heights = [changes(batch, step, 8)["pixel_values"].shape[-1] for step in range(8)]
-    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # the size changes after 2 2/3 and 5 1/3 steps
+    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # the image size changes after 2 2/3 and 5 1/3 steps
 
 
 def test_images_are_those_that_torch_interpolates_and_targets_stay() -> None:
@@ -536,7 +536,7 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
-    # Computed for images of 32 x 48 pixels and patches of 8 x 16 pixels.
+    # Expected values are for images of 32 x 48 pixels and patches of 8 x 16 pixels.
     trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])
     assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"

@@ -1,4 +1,4 @@
-"""Recipes; resume: choice of the checkpoint, conditions, and protection of other files."""
+"""Training recipes, and resuming: choice of the checkpoint, conditions, and protection of unrelated files."""
 
 import json
 import os
@@ -47,15 +47,15 @@ MINE = {".git/HEAD": "ref", "log.txt": "lines", "runs/old/events": "events", "no
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevent missing data from being searched on the Hub."""
+    """Prevent a search for missing data on the Hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `photos`, eight for training and two for validation, and the `output` of four steps.
+    """Return a folder with `photos` (8 for training, 2 for validation) and the `output` of a training run of 4 steps.
 
-    The files `MINE` were in the output before the training.
+    The output folder contained the files `MINE` before the training run started.
     """
     folder = tmp_path_factory.mktemp("trained")
     for name, content in MINE.items():
@@ -70,7 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of that folder as working directory."""
+    """Change the working directory to a copy of the folder `trained`, and return the copy."""
     shutil.copytree(trained, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     return tmp_path / "place"
@@ -78,7 +78,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def begun(place: Path) -> Path:
-    """Return the folder after a run that ended after its first epoch."""
+    """Return the working directory of a run that was stopped after its first epoch."""
     shutil.rmtree("output/checkpoint-4")
     for file in output_files("output"):
         if file.name != "recipe.yaml":
@@ -91,7 +91,7 @@ def train(*options: str) -> None:
 
 
 def refusal(*options: str) -> str:
-    """Return the error of a refused run, which changes no file."""
+    """Return the error message of a run that is refused, and check that the run changes no file."""
     before = contents(Path("output"))
     with pytest.raises(SystemExit) as stopped:
         train(*options)
@@ -115,7 +115,7 @@ def test_a_training_leaves_only_files_in_the_list_beside_those_of_others(trained
     assert left == {file.name for file in output_files(output)}
     assert {"README.md", "config.json", "layers.py", "test_scores.json"} < left
     assert not [name for name in (".env", "id_rsa", "my_scores.json", "train.py") if is_named(name, OUTPUT_FILES)]
-    # A new training leaves files of others alone.
+    # A new training run does not change unrelated files.
     assert {name: (output / name).read_text() for name in MINE} == MINE
     assert not (output / "training.lock").exists()
 
@@ -146,7 +146,7 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
     change, expected = CHANGES[name]
     change(begun / "photos")
     message = refusal(*LAST)
-    # The class folder is part of the file name.
+    # File names include the class folder, so another class also changes the names.
     first = "names and sizes of train: " if name == "of another class" else expected
     assert f"The training run of output/checkpoint-2 was started with other conditions ({first}" in message
     assert expected in message
@@ -164,7 +164,7 @@ def test_accepted_changes_are_made_and_stand_in_the_card_and_in_checkpoints(begu
     assert "contents of train: " in change
     assert change in card
     assert "resume_with_changes" not in yaml.safe_load(Path("output/recipe.yaml").read_text())
-    # The accepted changes need no second confirmation.
+    # Changes that were accepted once need no second confirmation.
     Path("output/model.safetensors").unlink()
     train(*LAST, *changes)
     assert change in Path("output/README.md").read_text()
@@ -194,7 +194,7 @@ def test_data_and_folders_may_move_and_what_does_not_matter_may_change(begun: Pa
 def test_other_arguments_are_refused_before_images_are_read(options: list[str], expected: str, begun: Path) -> None:
     shutil.rmtree("photos")
     assert f"other conditions ({expected})" in refusal(*LAST, *options)
-    # This also applies to a checkpoint in another folder.
+    # The check also applies to a checkpoint in another folder.
     elsewhere = ("--output_dir", "new", "--resume_from_checkpoint", "output/checkpoint-2")
     assert f"other conditions ({expected})" in refusal(*elsewhere, *options)
     assert not Path("new").exists()
@@ -337,7 +337,7 @@ def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1  # which starts with a digit of a checksum
+    content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1  # the first byte is a digit of a checksum
     file.write_bytes(content)
 
 
@@ -346,7 +346,7 @@ def zero(file: Path) -> None:
 
 
 def cut_by_little(file: Path) -> None:
-    # The last names in SHA256SUMS would be other ones.
+    # Cutting SHA256SUMS a little would only change the last file names.
     truncate(file, 0.5 if file.name == "SHA256SUMS" else 0.999)
 
 

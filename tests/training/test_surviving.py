@@ -27,12 +27,12 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 
 
-Runs = tuple[Path, list[dict[str, Any]]]  # the folder of training runs, and the results of each process
+Runs = tuple[Path, list[dict[str, Any]]]  # folder of the training runs, and results of each process
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
 
 
 class AtStep(TrainerCallback):
-    """Run an action in a given step, counted from 1."""
+    """Callback that runs an action in a given step. Steps are counted from 1."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step, self.act = step, act
@@ -43,7 +43,7 @@ class AtStep(TrainerCallback):
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:
-    """Send a signal to this process and its worker processes, as a cluster does."""
+    """Send a signal to this process and its worker processes, as a cluster does to stop a job."""
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, number)
     os.kill(os.getpid(), number)
@@ -102,11 +102,11 @@ def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
     began = time.monotonic()
     del trainer
     assert not any(worker.is_alive() for worker in workers)
-    assert time.monotonic() - began < 4  # worker processes are terminated after 5 seconds
+    assert time.monotonic() - began < 4  # hanging worker processes would be terminated only after 5 seconds
 
 
 def test_a_signal_in_the_last_step_leaves_its_checkpoint_and_nothing_to_train(tmp_path: Path) -> None:
-    # The higher loss counts as better, so that the first evaluation is the best.
+    # A higher loss counts as better, so that the first evaluation is the best.
     options = {"save_strategy": "best", "metric_for_best_model": "loss", "greater_is_better": True}
     options |= {"eval_strategy": "epoch", "max_steps": 4, "per_device_train_batch_size": 22, "learning_rate": 0.01}
     trainer = digits_trainer(tmp_path, **options)
@@ -140,7 +140,7 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Return the folder and results of runs in two processes that stop in several ways."""
+    """Return the folder and results of runs in two processes. Each run stops in a different way."""
     folder = tmp_path_factory.mktemp("two_processes")
     job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
     launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
@@ -251,7 +251,7 @@ def test_a_checkpoint_stays_until_the_next_is_whole(
     class Interrupted(HfViTTrainer):
         def _save_rng_state(self, output_dir: str) -> None:
             if self.state.global_step == 2:
-                truncate(Path(output_dir) / "scheduler.pt")  # which no other error reports
+                truncate(Path(output_dir) / "scheduler.pt")  # no other error would reveal this damage
                 if error is KeyboardInterrupt:
                     raise error
             super()._save_rng_state(output_dir)
@@ -325,7 +325,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def task_at(step: int, act: Callable[[], None]) -> type[ImageClassification]:
-    """Return a task whose training is disturbed at a step."""
+    """Return a task that runs an action at a given step of its training run."""
 
     class Task(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:
@@ -353,7 +353,7 @@ def test_a_script_exits_at_a_signal_without_a_report_and_goes_on(photos: Path) -
 def test_a_script_names_a_lost_image(split: str, workers: int, checkpoint: int, photos: Path) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
 
-    # Epoch 3 has already loaded its training images when this is called.
+    # When this function is called, the training images of epoch 3 are already loaded.
     def damage() -> None:
         for file in files:
             truncate(file)

@@ -1,4 +1,4 @@
-"""Digits, augmented datasets, streams, collators, safe saving, model cards, and logs of throughput."""
+"""Training of classifiers: digits, augmentation, streams, collators, safe saving, model cards, throughput logs."""
 
 import dataclasses
 import hashlib
@@ -77,7 +77,7 @@ def test_digits_and_labels_belong_together() -> None:
 
 
 def test_splits_never_move_and_hold_out_is_a_stratified_tenth_of_train() -> None:
-    # Published scores are valid only for these images.
+    # Published scores are valid only for exactly these splits of the images.
     splits = hold_out(load_digits()["train"])
     assert digest(load_digits()["test"]["label"]) == "2496513fac89aea9"
     assert digest(splits["test"]["label"]) == "033bdd80a124742a"
@@ -102,7 +102,7 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_and_index() -> None:
     assert not np.array_equal(first, pixels(dataset, 5))
     dataset.set_epoch(0)
     assert np.array_equal(first, pixels(dataset, 5))
-    # Augmentation leaves the global generator and the label alone.
+    # Augmentation changes neither the global random generator nor the label.
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -228,7 +228,7 @@ def test_card_says_what_was_measured_how_and_on_what_and_has_metadata_that_the_h
                 "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
             ],
         ),
-        (  # equal scores after rounding for display
+        (  # scores that are equal when rounded for display
             {"accuracy": 0.100001, "loss": 2.0},
             {"accuracy": 0.100002, "loss": 2.0},
             ["0.1000 | 0.1000", "2.0000 | 2.0000"],
@@ -286,7 +286,7 @@ def test_arguments_are_saved_as_json_without_a_pickle_and_a_record_is_read_off_t
     }
 
 
-# transformers uploads a pickle during training, and no public method or event runs between the last file of a
+# transformers would upload a pickle during training. No public method or event runs between the last file of a
 # checkpoint and the removal of older ones.
 PRIVATE = {"_push_from_checkpoint", "_save_checkpoint"}
 
@@ -326,12 +326,12 @@ def test_a_log_has_memory_and_the_speed_without_evaluations(tmp_path: Path, monk
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in entries] == [2, 4]
-    # A batch of 8 images takes a second. The last of 6 batches of an epoch has 4 images.
+    # A batch of 8 images takes 1 second. The last of the 6 batches of an epoch has 4 images.
     assert [entry["images_per_second"] for entry in entries] == pytest.approx([8, 7])
     for entry in entries:
         assert 50 < entry["peak_memory_mib"] < 100_000
         assert "grad_norm" in entry
-        assert "mfu" not in entry  # the peak performance of a CPU is not known
+        assert "mfu" not in entry  # the peak FLOP/s of a CPU are not available
     clock = Throughput()
     clock.count(3, 5)
     wait(1)
@@ -383,7 +383,7 @@ NAMES = ["blue", "green", "red"]
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the same images in folders and in tar files."""
+    """Return two copies of a dataset, one in image folders and one in tar files."""
     folder = write_colors(tmp_path_factory.mktemp("colors") / "folders")
     for split in ("train", "test"):
         files = sorted((folder / split).glob("*/*.png"))

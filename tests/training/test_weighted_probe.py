@@ -13,7 +13,7 @@ WEIGHTS = [0.2, 1.0, 4.0]
 
 @pytest.fixture(scope="module")
 def images() -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (M, F) and classes (M,) of which the first is frequent."""
+    """Return features (M, F) and classes (M,) of images. The first class is much more frequent than the others."""
     classes = torch.tensor([0] * 200 + [1] * 40 + [2] * 10)
     return torch.randn(250, 12) + 1.2 * one_hot(classes, 12), classes
 
