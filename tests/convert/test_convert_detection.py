@@ -79,7 +79,7 @@ def draw_images(name: str, dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: hf.LwDetrForObjectDetection, images: Tensor) -> dict[str, Tensor]:
-    """Return all outputs of all layers."""
+    """Return all outputs of all layers of the source model."""
     outputs = source.model(images)
     states, (start,) = outputs.intermediate_hidden_states, outputs.intermediate_reference_points
     offsets = source.bbox_embed(states)

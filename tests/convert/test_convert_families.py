@@ -90,7 +90,7 @@ def flattened(images: Tensor) -> dict[str, Tensor]:
 FREE = {"resizes": False}
 FLAT = {"inputs": flattened, **FREE}
 POOLED, LAST, MAPS = ("pooler_output",), ("last_hidden_state",), ("feature_maps",)
-NO_HEAD = {"unused": r"vision_model\.head\..*"}  # averages the tokens instead
+NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model averages the tokens instead
 OF_VISION = {"part": "vision_model"}
 NO_BIASES = {"query_bias": False, "value_bias": False, "mlp_bias": False}
 # Name of the source class, and variant -> case.
@@ -272,7 +272,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, model_class: 
 
 
 class Reads(dict[str, Any]):
-    """A dictionary that records which keys were read."""
+    """A dictionary that records the keys that are read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__(content)

@@ -61,7 +61,7 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self) -> None:
-        """Do nothing, because no file was memory-mapped."""
+        """Do nothing: there is no memory-mapped file to close."""
 
 
 def refusal(architecture: str) -> str | None:
@@ -73,7 +73,7 @@ CONVERTED = [name for name in ARCHITECTURES if refusal(name) is None]
 
 
 def test_no_architecture_is_left_out() -> None:
-    # Counts for timm 1.0.31. This test fails if a release adds architectures that are not yet classified.
+    # Architectures in timm 1.0.31. This test fails if a release adds architectures that are not yet classified.
     assert (len(CONVERTED), len(ARCHITECTURES) - len(CONVERTED)) == (171, 69)
 
 

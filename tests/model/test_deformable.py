@@ -166,7 +166,7 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     is_valid = torch.tensor([[True, True, True], [True, True, False]])
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
-    # The third place of the second image is nearest to its object, but of no use; an image may have no object.
+    # The third position of the second image is nearest to its object but invalid. Images without objects are allowed.
     assert closest_anchor_mask(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
     assert not closest_anchor_mask(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
@@ -327,7 +327,7 @@ def test_model_finds_the_objects_of_one_batch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype) -> None:
-    # A single query, because rounding could reorder several.
+    # Use a single query, because rounding could change the order of several queries.
     decoder = build(num_queries=1, scale_factors=(1,)).float()
     levels = [level.float() for level in levels_of(decoder, 2, (4, 5))]
     expected = decoder(levels)

@@ -327,7 +327,7 @@ def train(model: Any, batch: dict[str, Any], steps: int = 150) -> None:
     model.eval()
 
 
-# Columns of patches of one class, which bilinear resizing reproduces exactly.
+# Each column of patches has a single class, which bilinear resizing reproduces exactly.
 COLUMNS = torch.tensor([[0, 0, 1, 2], [3, 4, 4, 0], [2, 1, 3, 3]])
 BANDS = COLUMNS.repeat_interleave(8, dim=1)[:, None].expand(-1, 32, -1)  # (3, 32, 32)
 

@@ -199,7 +199,7 @@ def test_random_points_give_the_loss_of_all_pixels_in_the_mean() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """Masks of queries differ by less than half precision resolves, and their sums exceed its range."""
+    """Differences between masks are below the resolution of half precision, and sums of masks exceed its range."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

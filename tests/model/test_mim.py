@@ -34,7 +34,8 @@ from .checks import (
 
 DECODER = SMALL["masked_image_modeling_config"]
 both_objectives = pytest.mark.parametrize("objective", ["mae", "simmim"])
-# Every variant with one of the objectives, and the others in nightly runs. Masked autoencoders do not support windows.
+# By default, each variant is tested with one objective; nightly runs test both. Masked autoencoders do not support
+# windows.
 CASES = [
     pytest.param(
         objective, variant, marks=() if (number + index) % 2 == 0 or variant == "windows" else pytest.mark.nightly
@@ -192,7 +193,7 @@ def test_loss_of_simmim_is_the_mean_of_those_of_transformers() -> None:
     parity = simmim()
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, theirs = parity.ours.double(), parity.reference.double()
-    same = noise_for(images).argsort(dim=1) > 9  # as many patches in each image
+    same = noise_for(images).argsort(dim=1) > 9  # the same number of patches in each image
     assert_close(ours(images, same).loss, theirs(images, same).loss, 1e-9, "loss")
     masks = noise_for(images) > 0.6
     assert len(masks.sum(dim=1).unique()) > 1

@@ -51,7 +51,7 @@ def logits(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {"logits": model(images).logits}
 
 
-# Models of transformers resample positions only if they are told to.
+# Models of transformers resample positions only if an argument requests it.
 states_at_any_size = partial(states, interpolate_pos_encoding=True)
 
 
@@ -139,7 +139,7 @@ def mae_encoder() -> Parity:
 
 
 def of_timm(theirs: dict[str, Any], ours: dict[str, Any], **options: Any) -> Parity:
-    """Return a classifier of timm and ours with the same weights."""
+    """Return a classifier of timm and our classifier with the same weights."""
     reference = VisionTransformer(**TIMM_SHAPE, **theirs)
     model = HfViTForImageClassification(HfViTConfig(**SHAPE, **ours, num_labels=5, position_antialias=True))
     return Parity(reference, model, lambda model, images: {"logits": model(images)}, logits, **options)
@@ -191,7 +191,7 @@ def clip() -> Parity:
         return outputs
 
     reference = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
-    # CLIP has no bias in its patch embedding. Add one to compare the gradient of ours.
+    # CLIP has no bias in its patch embedding. Add a bias to compare the gradient of the bias in our model.
     reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
     ours = HfViTModel(HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5))
     runs = (partial(without_last, run) for run in (states_at_any_size, states))

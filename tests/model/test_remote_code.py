@@ -165,7 +165,7 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -
         if name != "processor":
             assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
     shutil.copytree(tmp_path / "model", tmp_path / "copy")
-    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # over itself
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # same folder
     for path in (tmp_path / "copy").iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name
 
