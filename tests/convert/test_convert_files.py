@@ -456,7 +456,7 @@ def image_tower_of_clip() -> State:
     return {name: tensor for name, tensor in state.items() if name.startswith("visual.")}
 
 
-# File -> its content, and options that it does not contain.
+# Name of a file -> the content of the file, and options that cannot be derived from the content.
 LONE_FILES: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
     "vit.pth": (lambda: drawn(PLAIN).state_dict(), {}),
     "vit.npz": (in_npz, {}),

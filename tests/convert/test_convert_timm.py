@@ -38,14 +38,14 @@ def published_config(model: nn.Module) -> dict[str, Any]:
 
 
 def without_data(architecture: str, **options: Any) -> tuple[nn.Module, Any]:
-    """Return a model of timm, and its weights as those of a file."""
+    """Return a model of timm, and its weights in the form of an opened file."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **options)
     return model, Shapes(model)
 
 
 class Shapes:
-    """Tensors without data, in place of files of up to 27 GB."""
+    """A weight file whose tensors have no data, because published files have up to 27 GB."""
 
     def __init__(self, model: nn.Module) -> None:
         self.files = (Path("model.safetensors"),)

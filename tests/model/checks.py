@@ -52,7 +52,7 @@ def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> 
 def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool = False) -> list[tuple[Any, Any]]:
     """Let PyTorch compute flash attention, whose kernel runs on GPUs only; return the shapes of queries and masks.
 
-    A mask (B, L) applies to keys; if there are fewer queries, they use its end. Padded queries may have no result.
+    A mask (B, L) applies to keys. Fewer queries use the end of the mask. Padded queries may have no result.
     """
     seen = []
 

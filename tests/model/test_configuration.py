@@ -188,7 +188,7 @@ def test_presets() -> None:
     [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
 )
 def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # close to no field name: transformers keeps unknown fields
+    if meant is None:  # not similar to any field name: transformers keeps unknown fields
         assert vars(HfViTConfig(**{given: 3}))[given] == 3
     else:
         with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
@@ -237,7 +237,7 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
         HfViTConfig.from_pretrained(tmp_path)
 
 
-# Options of each task, and in the same order an override of each.
+# Options of each task, and an override of each task in the same order.
 TASKS: dict[str, dict[str, Any]] = {
     "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
     "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},

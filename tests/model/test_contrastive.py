@@ -152,7 +152,7 @@ def test_outputs_are_those_of_the_towers(loss: str, projection_dim: int | None) 
     assert model(**inputs).loss is None
     assert (head.logit_bias is None) == (loss == "softmax")
     assert (head.text_projection.bias is None) == (projection_dim is not None)
-    # Training with a loss makes no square matrix of logits.
+    # Computing the loss in training allocates no square matrix of logits.
     outputs = model.train()(**inputs, return_loss=True)
     assert outputs.loss is not None
     assert outputs.logits_per_image is None

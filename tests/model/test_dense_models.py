@@ -80,7 +80,7 @@ def build_head(head: str, **overrides: Any) -> Any:
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """Return targets of `model` for `images`, some of which are ignored."""
+    """Return training targets of `model` for `images`. Some targets are ignored."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(images), *images.shape[-2:])
     if isinstance(model, HfViTForDepthEstimation):

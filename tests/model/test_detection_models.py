@@ -192,7 +192,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
 
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
 def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
-    """Other decoders than the deformable one, which `test_deformable` tests."""
+    """Overfit a batch. `test_deformable.py` has this test of the deformable decoder."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
     sizes |= {"image_size": 64, "patch_size": 16, "num_labels": 3}

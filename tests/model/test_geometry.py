@@ -1,4 +1,4 @@
-"""Permanent changes of the geometry preserve accuracy, state and saved configuration."""
+"""Permanent changes of image size, patch size or channels preserve accuracy, state and saved configuration."""
 
 import copy
 from pathlib import Path

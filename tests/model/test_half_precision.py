@@ -55,7 +55,7 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 def check_opening(
     opening: str, kind: type[HfViTPreTrainedModel], batch: dict[str, Any], folder: Path, **overrides: Any
 ) -> None:
-    """Open a saved model and compare its outputs with float32; with a loss, take a training step."""
+    """Open a saved model and compare its outputs with float32; if the model returns a loss, take a training step."""
     dtype, open_half = OPENINGS[opening]
     model = kind(small_config(**overrides))
     draw_weights(model)

@@ -228,7 +228,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, 32)] * 4
     assert [tuple(weights.shape) for weights in outputs.attentions] == [(2, 4, length, length)] * 3
     torch.testing.assert_close(outputs.attentions[0].sum(-1), torch.ones(2, 4, length))
-    # The other tokens are the same in a model in which no token attends to masked ones.
+    # Visible tokens equal those of a model in which no token attends to masked tokens.
     tokens, rotary = model.model.embed(given["pixel_values"])
     seen = F.pad(~outputs.bool_masked_pos, (num_prefix, 0), value=True)
     tokens = model.model.encoder(tokens, rotary=rotary, attention_mask=seen[:, None, None, :])
@@ -331,7 +331,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
         assert_close(reconstruction, alone[index].reconstruction[0], 1e-9, "reconstruction")
     largest = max(gradient.abs().max() for gradient in gradients.values())
     for name, gradient in training_gradients(model, batch, noise=noise.flatten(1), patch_attention_mask=mask).items():
-        # Position tables are resampled in float32, including the sums of their gradients.
+        # Position tables are resampled in float32, and their gradients are summed in float32.
         allowed = 1e-6 if "position_embeddings" in name else 1e-9
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
 
@@ -340,7 +340,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
 )
 def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
-    """Return a mask with different numbers of masked patches per image."""
+    """Compare attention implementations with a mask that hides different numbers of patches per image."""
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
     images = pixels(sdpa.config, grid=(3, 5))
     mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])

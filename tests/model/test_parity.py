@@ -326,7 +326,7 @@ def test_presets_have_the_published_shapes() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
-    """Dropout at the same positions in the same order, so that one seed drops the same values."""
+    """Both models apply dropout at the same positions in the same order, so one seed drops the same values."""
     options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
     options["attn_implementation"] = implementation
     run: Callable[..., dict[str, Tensor]] = lambda model, images: {"last": model(images).last_hidden_state}  # noqa: E731

@@ -171,7 +171,7 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -
 
 
 def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
-    """FSDP2 replaces the class of a model; transformers would save the file of that class."""
+    """FSDP2 replaces the class of a model. Without our override, transformers would save the code of that class."""
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
     images = pixels(model.config)
@@ -356,7 +356,7 @@ PIPELINE_TASKS = {
     "AutoModelForDepthEstimation": "depth-estimation",
     "AutoModelForObjectDetection": "object-detection",
     "AutoModelForKeypointDetection": "keypoint-detection",
-    # Without a pipeline, or with one that needs a tokenizer
+    # Classes without a pipeline, or with a pipeline that needs a tokenizer
     **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ZeroShotImageClassification")},
 }
 # Show all warnings and log messages. Progress bars are disabled by the environment.

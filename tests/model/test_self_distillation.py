@@ -66,7 +66,7 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     first, second, third = (
         torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
     )
-    # The mean in each view first, then over all views, as DINOv2 weighs them by `masks_weight`.
+    # First the mean in each view, then the mean over all views, equivalent to `masks_weight` in DINOv2.
     torch.testing.assert_close(patch_cross_entropy(logits, assigned, 0.1, masks), (first + second + third) / 4)
     assert float(patch_cross_entropy(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
