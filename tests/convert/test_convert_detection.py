@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# Outside of training, only one query group is used.
+# Outside of training, the decoder uses only one query group.
 OTHER_GROUP = r"model\.enc_out.*\.1\..*"
 
 

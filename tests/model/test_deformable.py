@@ -178,7 +178,7 @@ def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_objec
     logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
-    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels have no effect in evaluation mode
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # no effect of labels in evaluation mode
     start = decoder.train()(levels, None, labels)[0]
     for number, own in enumerate(logits):
         for image, place in enumerate(unlikely):
@@ -200,7 +200,7 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
         same = (one.logits == other.logits).flatten(2).all(dim=2)
         assert same[:, :4].all()
         assert same[:, 8:].all()
-        assert same[:, 4:8].all() == (number == 0)  # proposals precede the queries
+        assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
     first = [DetectionPrediction(*(part[:, :4] for part in prediction)) for prediction in after]
     assert_same_predictions(decoder.eval()(levels), first)
 

@@ -17,7 +17,7 @@ from ..helpers.references import assert_close
 from .test_modeling import assert_same, build
 
 
-# Variants of each decoder.
+# Variants of each detection decoder, by name.
 DECODERS: dict[str, dict[str, Any]] = {
     "all_blocks": {"decoder": "queries", "num_queries": 6},
     "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},

@@ -74,7 +74,7 @@ def noise_for(images: Tensor) -> Tensor:
 
 
 def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the decoder positions without the zero row of the CLS token."""
+    """Return the decoder positions of ViTMAE without the zero row of the CLS token."""
     name = "masked_image_modeling_head.mae.position_embeddings"
     return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
 

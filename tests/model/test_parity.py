@@ -37,7 +37,7 @@ MASK = torch.zeros(2, 64, dtype=torch.bool).index_fill(1, torch.tensor([1, 5, 6]
 
 
 def states(model: nn.Module, images: Tensor, *, with_pooled: bool = True, **kwargs: Any) -> dict[str, Tensor]:
-    """Return all hidden states by name, with the pooled ones if the model has them."""
+    """Return all hidden states by name, and the pooled output if the model has one."""
     outputs = model(images, output_hidden_states=True, **kwargs)
     pooled = outputs.get("pooler_output") if with_pooled else None
     return hidden_states(outputs) | ({} if pooled is None else {"pooler_output": pooled})

@@ -134,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def class_of(auto_class: str) -> Any:
-    """Return our model class that an Auto class opens."""
+    """Return the model class of this package that an Auto class opens."""
     return getattr(hf_vit, AUTO_MAP[auto_class].rpartition(".")[2])
 
 

@@ -1,4 +1,4 @@
-"""Output folders of exports, and errors."""
+"""Tests of the folders that exports write, and of the errors of exports."""
 
 import json
 import os
@@ -198,7 +198,7 @@ def test_a_program_that_differs_is_not_written(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )
     assert not list(tmp_path.iterdir())
-    # The comparison that precedes the failure is printed.
+    # The command prints the comparison of outputs before it fails.
     assert "1 x 32x32  logits" in capsys.readouterr().out
 
 
