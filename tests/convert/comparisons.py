@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-# The softmax cancels key biases, and training steps are only counted.
+# Tensors without effect on outputs: key biases, which the softmax cancels, and counters of training steps.
 WITHOUT_EFFECT = r".*(\.(key|k_proj)\.bias|num_batches_tracked)"
 
 

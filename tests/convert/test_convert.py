@@ -52,7 +52,7 @@ def test_shards_pickles_and_files_open_too(folder: Path, tmp_path: Path) -> None
     expected = HfViTForImageClassification.from_pretrained(folder)
     make_vit().save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    for place in (tmp_path / "shards", folder / WEIGHTS):  # a file opens with the configuration beside it
+    for place in (tmp_path / "shards", folder / WEIGHTS):  # a weight file opens with the config.json next to it
         assert_same_weights(HfViTForImageClassification.from_pretrained(place), expected)
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
@@ -121,7 +121,7 @@ def test_labels_come_along(folder: Path) -> None:
     assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
     config = json.loads((folder / "config.json").read_text())
     unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # a number is enough
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # num_labels alone is enough
     model = HfViTForImageClassification.from_pretrained(folder)
     assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
 

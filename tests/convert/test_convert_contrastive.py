@@ -126,7 +126,7 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # tokenizers of other models also return a mask
+    mask = torch.ones_like(texts)  # an attention mask, which tokenizers of other models return
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
     # Without padding="max_length", the model of transformers computes other features.
     short = source.get_text_features(texts).pooler_output

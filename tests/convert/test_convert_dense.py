@@ -302,7 +302,7 @@ def test_doubled_resolution_goes_into_one_batch_whatever_the_grid() -> None:
 
 
 def convert(name: str, processor: Any, folder: Path) -> Path:
-    """Convert with the command, including the image processor."""
+    """Convert a checkpoint with the command, including the image processor."""
     save_source(name, folder / "theirs")
     processor.save_pretrained(folder / "theirs")
     cli.main(["convert", str(folder / "theirs"), str(folder / "ours")])
@@ -354,7 +354,7 @@ def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path: Path, capsy
         assert (part["label"], part["score"]) == (ours.model.config.id2label[info["label_id"]], info["score"])
         mask = torch.tensor(list(part["mask"].tobytes())).reshape(30, 60) > 0
         assert torch.equal(mask, expected["segmentation"] == info["id"])
-    # EoMT resizes masks twice, which moves their borders.
+    # The reference EoMT resizes masks twice, which moves mask borders.
     for part, other in zip(found, theirs(image, **options), strict=True):
         assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
     process = run_without_package(WITHOUT_PACKAGE, tmp_path / "work", str(folder), str(tmp_path / "photo.png"))

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# Outside of training, only one query group is used.
+# Outside of training, the decoder uses only one query group.
 OTHER_GROUP = r"model\.enc_out.*\.1\..*"
 
 
@@ -79,7 +79,7 @@ def draw_images(name: str, dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: hf.LwDetrForObjectDetection, images: Tensor) -> dict[str, Tensor]:
-    """Return all outputs of all layers."""
+    """Return all outputs of all layers of the source model."""
     outputs = source.model(images)
     states, (start,) = outputs.intermediate_hidden_states, outputs.intermediate_reference_points
     offsets = source.bbox_embed(states)

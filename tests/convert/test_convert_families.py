@@ -77,7 +77,7 @@ def in_order(images: Tensor) -> dict[str, Tensor]:
 
 
 def flattened(images: Tensor) -> dict[str, Tensor]:
-    """Return flattened patches with the channels last, the input of SigLIP 2."""
+    """Return the inputs of SigLIP 2: patches, flattened with the channels last."""
     rows, columns = (side // 8 for side in images.shape[2:])
     patches = images.unflatten(3, (columns, 8)).unflatten(2, (rows, 8)).permute(0, 2, 4, 3, 5, 1)
     return {
@@ -90,7 +90,7 @@ def flattened(images: Tensor) -> dict[str, Tensor]:
 FREE = {"resizes": False}
 FLAT = {"inputs": flattened, **FREE}
 POOLED, LAST, MAPS = ("pooler_output",), ("last_hidden_state",), ("feature_maps",)
-NO_HEAD = {"unused": r"vision_model\.head\..*"}  # averages the tokens instead
+NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model averages the tokens instead
 OF_VISION = {"part": "vision_model"}
 NO_BIASES = {"query_bias": False, "value_bias": False, "mlp_bias": False}
 # Name of the source class, and variant -> case.
@@ -272,7 +272,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, model_class: 
 
 
 class Reads(dict[str, Any]):
-    """A dictionary that records which keys were read."""
+    """A dictionary that records the keys that are read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__(content)
@@ -294,7 +294,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 MULTIMODAL = ("text_config", "projection_dim", "logit_scale_init_value", "initializer_factor", "tie_word_embeddings")
-# Options of matching and losses.
+# Names of the options of matching and losses.
 MATCHING = ("class_cost", "bbox_cost", "giou_cost", "eos_coefficient", "auxiliary_loss")
 # Source fields without effect on our outputs: options of other parts, of training, or implied by the weights.
 FIELDS_WITHOUT_EFFECT = {

@@ -137,7 +137,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     theirs.load_state_dict(read(content, theirs))
     model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
     untold = {"architecture": architecture} if name in BY_NAME else {}
-    # Original implementations resample positions differently, which the configuration specifies.
+    # Original implementations resample positions differently, so the configuration specifies the method.
     assert_equals_timm(
         theirs,
         lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype, **untold),
@@ -456,7 +456,7 @@ def image_tower_of_clip() -> State:
     return {name: tensor for name, tensor in state.items() if name.startswith("visual.")}
 
 
-# File -> its content, and options that it does not contain.
+# Name of a file -> the content of the file, and options that cannot be derived from the content.
 LONE_FILES: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
     "vit.pth": (lambda: drawn(PLAIN).state_dict(), {}),
     "vit.npz": (in_npz, {}),

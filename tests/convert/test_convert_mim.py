@@ -180,7 +180,7 @@ def test_original_file_of_mae_opens_with_its_decoder(tmp_path: Path) -> None:
     model = HfViTForMaskedImageModeling.from_pretrained(file, masked_image_modeling_config=options)
     assert (model.options.norm_pix_loss, model.options.decoder_num_attention_heads) == (False, 8)
     assert HfViTModel.from_pretrained(file).config.hidden_size == 128
-    # A decoder of other targets is left out.
+    # The decoder is not converted if it predicts other targets than pixels.
     content = torch.load(file, weights_only=False)
     content["model"] |= {"decoder_pred.weight": torch.ones(108, 64), "decoder_pred.bias": torch.ones(108)}
     torch.save(content, file)

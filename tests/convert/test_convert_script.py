@@ -1,4 +1,4 @@
-"""The command that converts checkpoints, on folders of transformers and weight files."""
+"""Tests of the command that converts checkpoints, with transformers folders and with weight files."""
 
 import json
 import re

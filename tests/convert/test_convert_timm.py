@@ -38,14 +38,14 @@ def published_config(model: nn.Module) -> dict[str, Any]:
 
 
 def without_data(architecture: str, **options: Any) -> tuple[nn.Module, Any]:
-    """Return a model of timm, and its weights as those of a file."""
+    """Return a model of timm, and its weights in the form of an opened file."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **options)
     return model, Shapes(model)
 
 
 class Shapes:
-    """Tensors without data, in place of files of up to 27 GB."""
+    """A weight file whose tensors have no data, because published files have up to 27 GB."""
 
     def __init__(self, model: nn.Module) -> None:
         self.files = (Path("model.safetensors"),)
@@ -61,7 +61,7 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self) -> None:
-        """Do nothing, because no file was memory-mapped."""
+        """Do nothing: there is no memory-mapped file to close."""
 
 
 def refusal(architecture: str) -> str | None:
@@ -73,7 +73,7 @@ CONVERTED = [name for name in ARCHITECTURES if refusal(name) is None]
 
 
 def test_no_architecture_is_left_out() -> None:
-    # Counts for timm 1.0.31. This test fails if a release adds architectures that are not yet classified.
+    # Architectures in timm 1.0.31. This test fails if a release adds architectures that are not yet classified.
     assert (len(CONVERTED), len(ARCHITECTURES) - len(CONVERTED)) == (171, 69)
 
 

@@ -41,7 +41,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
 
 
 def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> dict[str, Tensor]:
-    """Return the gradients of the loss if there are targets, else those of all outputs."""
+    """Return the gradients of the loss if there are targets, else the gradients of all outputs."""
     model.zero_grad()
     outputs = model(pixel_values, **given)
     losses = [outputs.loss] if given else [value.float().square().mean() for value in values(outputs)]
@@ -52,7 +52,7 @@ def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> 
 def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool = False) -> list[tuple[Any, Any]]:
     """Let PyTorch compute flash attention, whose kernel runs on GPUs only; return the shapes of queries and masks.
 
-    A mask (B, L) is that of the keys; if there are fewer queries, they use its end. Padded queries may have no result.
+    A mask (B, L) applies to keys. Fewer queries use the end of the mask. Padded queries may have no result.
     """
     seen = []
 
@@ -117,7 +117,7 @@ def check_compiled(model: Any, sizes: list[dict[str, Any]], tolerance: float = 1
 
 
 def check_spread(model: Any, given: dict[str, Any], folder: Path) -> None:
-    """Assert that outputs are the same if parts of the model are on the disk."""
+    """Assert that outputs are the same if parts of the model are offloaded to disk."""
     model.save_pretrained(folder)
     expected = model(**given)
     assert_same(type(model).from_pretrained(folder, device_map="auto")(**given), expected)

@@ -32,7 +32,7 @@ TWO = [[0.0, LOG_3], [0.0, 0.0]]
     [
         (TWO, [1, 0], None, HALF),
         (TWO, [1, 0], "single_label_classification", HALF),
-        ([[0.0, LOG_3], [5.0, 0.0]], [1, -100], None, -math.log(3 / 4)),  # an ignored label
+        ([[0.0, LOG_3], [5.0, 0.0]], [1, -100], None, -math.log(3 / 4)),  # the label -100 is ignored
         ([[LOG_3, 0.0]], [[1.0, 0.0]], "multi_label_classification", HALF),
         ([[LOG_3, 0.0]], [[1, 0]], "multi_label_classification", HALF),
         ([[2.0], [2.0]], [1.0, 4.0], None, 2.5),

@@ -129,7 +129,7 @@ def test_num_labels_and_names(tmp_path: Path) -> None:
     assert HfViTConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3
     assert HfViTConfig.from_preset("mnist").num_labels == 10
     assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
-    # Other labels at loading replace the names.
+    # Labels given at loading replace the saved names.
     small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
     assert HfViTConfig.from_pretrained(tmp_path).id2label == {0: "cat", 1: "dog"}
     assert HfViTConfig.from_pretrained(tmp_path, num_labels=3).id2label == {i: f"LABEL_{i}" for i in range(3)}
@@ -139,7 +139,7 @@ def test_num_labels_and_names(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
-    """As in the tutorials of transformers: when loading, with Auto classes, and by assignment."""
+    """Labels with text keys, as in the tutorials of transformers: at loading, with Auto classes, and by assignment."""
     names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()
@@ -188,7 +188,7 @@ def test_presets() -> None:
     [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
 )
 def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # close to no field name: transformers keeps unknown fields
+    if meant is None:  # not similar to any field name: transformers keeps unknown fields
         assert vars(HfViTConfig(**{given: 3}))[given] == 3
     else:
         with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
@@ -237,7 +237,7 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
         HfViTConfig.from_pretrained(tmp_path)
 
 
-# Options of each task, and in the same order an override of each.
+# Options of each task, and an override of each task in the same order.
 TASKS: dict[str, dict[str, Any]] = {
     "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
     "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
@@ -274,7 +274,7 @@ def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, t
     config = small_config()
     setattr(config, field, TASKS[field])
     assert getattr(config, field) == options
-    # Defaults are not written.
+    # Options at their defaults are not saved.
     config = HfViTConfig()
     assert getattr(config, field) is None
     config.save_pretrained(tmp_path)

@@ -152,7 +152,7 @@ def test_outputs_are_those_of_the_towers(loss: str, projection_dim: int | None) 
     assert model(**inputs).loss is None
     assert (head.logit_bias is None) == (loss == "softmax")
     assert (head.text_projection.bias is None) == (projection_dim is not None)
-    # Training with a loss makes no square matrix of logits.
+    # Computing the loss in training allocates no square matrix of logits.
     outputs = model.train()(**inputs, return_loss=True)
     assert outputs.loss is not None
     assert outputs.logits_per_image is None
@@ -173,7 +173,7 @@ def test_saved_model_is_the_same(tower: str, loss: str, tmp_path: Path) -> None:
 
 
 @all_towers
-@pytest.mark.filterwarnings("error::FutureWarning")  # encoders of the library get no deprecated arguments
+@pytest.mark.filterwarnings("error::FutureWarning")  # no deprecated arguments for text encoders of transformers
 def test_texts_in_a_batch_are_as_they_are_alone(tower: str) -> None:
     model = build(tower)
     inputs = batch_of(model, 6)
@@ -217,7 +217,7 @@ def test_pooling() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     for pooling, seen, expected in (
-        # Pools the first end-of-text token, or the last token of a text that has none.
+        # Pools the first end-of-text token, or the last token if the text has no end-of-text token.
         ("eos", mask, (1, 7)),
         ("last", mask, (2, 7)),
         ("last", None, (3, 7)),

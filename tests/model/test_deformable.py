@@ -166,7 +166,7 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     is_valid = torch.tensor([[True, True, True], [True, True, False]])
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
-    # The third place of the second image is nearest to its object, but of no use; an image may have no object.
+    # The third position of the second image is nearest to its object but invalid. Images without objects are allowed.
     assert closest_anchor_mask(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
     assert not closest_anchor_mask(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
@@ -178,7 +178,7 @@ def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_objec
     logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
-    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels have no effect in evaluation mode
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # no effect of labels in evaluation mode
     start = decoder.train()(levels, None, labels)[0]
     for number, own in enumerate(logits):
         for image, place in enumerate(unlikely):
@@ -200,7 +200,7 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
         same = (one.logits == other.logits).flatten(2).all(dim=2)
         assert same[:, :4].all()
         assert same[:, 8:].all()
-        assert same[:, 4:8].all() == (number == 0)  # proposals precede the queries
+        assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
     first = [DetectionPrediction(*(part[:, :4] for part in prediction)) for prediction in after]
     assert_same_predictions(decoder.eval()(levels), first)
 
@@ -327,7 +327,7 @@ def test_model_finds_the_objects_of_one_batch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype) -> None:
-    # A single query, because rounding could reorder several.
+    # Use a single query, because rounding could change the order of several queries.
     decoder = build(num_queries=1, scale_factors=(1,)).float()
     levels = [level.float() for level in levels_of(decoder, 2, (4, 5))]
     expected = decoder(levels)

@@ -80,7 +80,7 @@ def build_head(head: str, **overrides: Any) -> Any:
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """Return targets of `model` for `images`, some of which are ignored."""
+    """Return training targets of `model` for `images`. Some targets are ignored."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(images), *images.shape[-2:])
     if isinstance(model, HfViTForDepthEstimation):
@@ -327,7 +327,7 @@ def train(model: Any, batch: dict[str, Any], steps: int = 150) -> None:
     model.eval()
 
 
-# Columns of patches of one class, which bilinear resizing reproduces exactly.
+# Each column of patches has a single class, which bilinear resizing reproduces exactly.
 COLUMNS = torch.tensor([[0, 0, 1, 2], [3, 4, 4, 0], [2, 1, 3, 3]])
 BANDS = COLUMNS.repeat_interleave(8, dim=1)[:, None].expand(-1, 32, -1)  # (3, 32, 32)
 

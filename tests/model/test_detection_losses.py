@@ -107,7 +107,7 @@ def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
     torch.testing.assert_close(loss.float(), total)
     theirs, ours = (torch.autograd.grad(value, list(prediction)) for value in (total, loss))
     for a, e in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # the reference computes in float32
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # the reference implementation computes in float32
 
 
 def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:

@@ -17,7 +17,7 @@ from ..helpers.references import assert_close
 from .test_modeling import assert_same, build
 
 
-# Variants of each decoder.
+# Variants of each detection decoder, by name.
 DECODERS: dict[str, dict[str, Any]] = {
     "all_blocks": {"decoder": "queries", "num_queries": 6},
     "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},
@@ -192,7 +192,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
 
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
 def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
-    """`test_deformable` asks this of the deformable decoder."""
+    """Overfit a batch. `test_deformable.py` has this test of the deformable decoder."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
     sizes |= {"image_size": 64, "patch_size": 16, "num_labels": 3}

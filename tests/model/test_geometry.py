@@ -1,4 +1,4 @@
-"""Permanent changes of the geometry preserve accuracy, state and saved configuration."""
+"""Permanent changes of image size, patch size or channels preserve accuracy, state and saved configuration."""
 
 import copy
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 @all_changes
 @pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
-    # Other readouts need the CLS token.
+    # The other values of `readout` need the CLS token.
     model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
     apply_geometry(model, **change)
     fresh = model_class(copy.deepcopy(model.config))

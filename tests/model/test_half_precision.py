@@ -27,7 +27,7 @@ from ..helpers.references import assert_close, draw_weights
 DTYPES = (torch.bfloat16, torch.float16)
 TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.02}
 POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
-# A single query, because rounding may change the order of several.
+# Use a single query, because rounding may change the order of several queries.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
 # Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`).
@@ -55,7 +55,7 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 def check_opening(
     opening: str, kind: type[HfViTPreTrainedModel], batch: dict[str, Any], folder: Path, **overrides: Any
 ) -> None:
-    """Open a saved model and compare its outputs with float32; with a loss, take a training step."""
+    """Open a saved model and compare its outputs with float32; if the model returns a loss, take a training step."""
     dtype, open_half = OPENINGS[opening]
     model = kind(small_config(**overrides))
     draw_weights(model)

@@ -54,7 +54,7 @@ def test_slices_are_directions() -> None:
 
 
 def test_all_views_are_drawn_to_the_mean_of_the_global_ones() -> None:
-    # The global views have the mean 1 in both examples.
+    # The mean embedding of the global views is 1 in both examples.
     embeds = torch.tensor([[[0.0], [2.0], [5.0]], [[1.0], [1.0], [1.0]]])
     assert float(view_loss(embeds, 2)) == pytest.approx((1 + 1 + 16) / 6)
 

@@ -112,7 +112,7 @@ def test_decoding_equals_its_derivation_in_float64() -> None:
 
 def test_where_there_is_no_peak_the_largest_value_stands() -> None:
     heatmaps = torch.zeros(1, 3, 12, 12)
-    heatmaps[0, 1, :, 6] = 1.0  # ridge
+    heatmaps[0, 1, :, 6] = 1.0  # a ridge: all values of one column are equal
     # The vertex of the fitted parabola is far outside the heatmap.
     heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)
     places, scores = decode_heatmaps(heatmaps)

@@ -32,7 +32,7 @@ def test_matching_is_the_cheapest_of_all(num_queries: int, num_targets: int) -> 
         queries, targets = match(cost)
         smaller = min(num_queries, num_targets)
         assert len(set(queries.tolist())) == len(set(targets.tolist())) == len(queries) == smaller
-        wide = cost if num_queries < num_targets else cost.T  # the longer side has as many choices
+        wide = cost if num_queries < num_targets else cost.T  # rows: the fewer of queries and targets
         choices = itertools.permutations(range(max(num_queries, num_targets)), smaller)
         cheapest = min(sum(wide[row, column] for row, column in enumerate(own)) for own in choices)
         assert float(cost[queries, targets].sum()) == pytest.approx(float(cheapest))
@@ -72,7 +72,7 @@ def test_lattice_points_are_spread_evenly() -> None:
 def test_most_points_lie_where_a_mask_is_least_decided() -> None:
     torch.manual_seed(0)
     columns = torch.arange(64, dtype=torch.float64) - 31.5
-    # Logits are zero on the vertical center line.
+    # The logits of this mask are zero on the vertical center line.
     logits = columns.expand(3, 64, 64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]
     points = uncertain_points(logits, num_points=200, oversample_ratio=4.0, importance_ratio=0.75)
     assert points.shape == (3, 200, 2)
@@ -199,7 +199,7 @@ def test_random_points_give_the_loss_of_all_pixels_in_the_mean() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """Masks of queries differ by less than half precision resolves, and their sums exceed its range."""
+    """Differences between masks are below the resolution of half precision, and sums of masks exceed its range."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

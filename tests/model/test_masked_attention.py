@@ -1,4 +1,4 @@
-"""Tests of masked attention, which training anneals to full attention."""
+"""Tests of masked attention, which is gradually replaced by full attention during training."""
 
 import copy
 from itertools import pairwise
@@ -19,7 +19,7 @@ from .test_dense_models import build_head, targets
 
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
     assert [mask_probabilities(progress, 3) for progress in (0.0, 1.0)] == [[1.0] * 3, [0.0] * 3]
-    # Of 5.5 parts, the first block anneals during the second one; each later block starts 1.5 parts later.
+    # Training has 5.5 parts. The first block anneals during the second part, each later block 1.5 parts later.
     assert mask_probabilities(1.5 / 5.5, 3) == pytest.approx([0.5**0.9, 1.0, 1.0])
     for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
         assert all(a <= b for a, b in zip(after, before, strict=True))
@@ -52,7 +52,7 @@ def test_masked_queries_see_their_own_masks_only() -> None:
         attention = outputs.attentions[block]  # (2, 4, 22, 22)
         assert (attention[:, :, :17] > 0).all()  # CLS and patch tokens attend to all tokens
         assert (attention[:, :, 17:, [0, *range(17, 22)]] > 0).all()
-    # `attention` is that of the last block.
+    # `attention` holds the attention weights of the last block.
     masks, _ = model.universal_segmentation_head(model.model.norm(outputs.hidden_states[2]), (4, 4))
     own = nn.functional.interpolate(masks, size=(4, 4), mode="bilinear").flatten(2) > 0
     assert 0.1 < own.double().mean() < 0.9

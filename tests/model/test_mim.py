@@ -34,7 +34,8 @@ from .checks import (
 
 DECODER = SMALL["masked_image_modeling_config"]
 both_objectives = pytest.mark.parametrize("objective", ["mae", "simmim"])
-# Every variant with one of the objectives, and the others in nightly runs. Masked autoencoders do not support windows.
+# By default, each variant is tested with one objective; nightly runs test both. Masked autoencoders do not support
+# windows.
 CASES = [
     pytest.param(
         objective, variant, marks=() if (number + index) % 2 == 0 or variant == "windows" else pytest.mark.nightly
@@ -73,7 +74,7 @@ def noise_for(images: Tensor) -> Tensor:
 
 
 def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the decoder positions without the zero row of the CLS token."""
+    """Return the decoder positions of ViTMAE without the zero row of the CLS token."""
     name = "masked_image_modeling_head.mae.position_embeddings"
     return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
 
@@ -192,7 +193,7 @@ def test_loss_of_simmim_is_the_mean_of_those_of_transformers() -> None:
     parity = simmim()
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, theirs = parity.ours.double(), parity.reference.double()
-    same = noise_for(images).argsort(dim=1) > 9  # as many patches in each image
+    same = noise_for(images).argsort(dim=1) > 9  # the same number of patches in each image
     assert_close(ours(images, same).loss, theirs(images, same).loss, 1e-9, "loss")
     masks = noise_for(images) > 0.6
     assert len(masks.sum(dim=1).unique()) > 1
@@ -227,7 +228,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, 32)] * 4
     assert [tuple(weights.shape) for weights in outputs.attentions] == [(2, 4, length, length)] * 3
     torch.testing.assert_close(outputs.attentions[0].sum(-1), torch.ones(2, 4, length))
-    # The other tokens are the same in a model in which no token attends to masked ones.
+    # Visible tokens equal those of a model in which no token attends to masked tokens.
     tokens, rotary = model.model.embed(given["pixel_values"])
     seen = F.pad(~outputs.bool_masked_pos, (num_prefix, 0), value=True)
     tokens = model.model.encoder(tokens, rotary=rotary, attention_mask=seen[:, None, None, :])
@@ -330,7 +331,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
         assert_close(reconstruction, alone[index].reconstruction[0], 1e-9, "reconstruction")
     largest = max(gradient.abs().max() for gradient in gradients.values())
     for name, gradient in training_gradients(model, batch, noise=noise.flatten(1), patch_attention_mask=mask).items():
-        # Position tables are resampled in float32, including the sums of their gradients.
+        # Position tables are resampled in float32, and their gradients are summed in float32.
         allowed = 1e-6 if "position_embeddings" in name else 1e-9
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
 
@@ -339,7 +340,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
 )
 def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
-    """Return a mask with different numbers of masked patches per image."""
+    """Compare attention implementations with a mask that hides different numbers of patches per image."""
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
     images = pixels(sdpa.config, grid=(3, 5))
     mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])

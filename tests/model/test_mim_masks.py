@@ -76,7 +76,7 @@ def test_masks_follow_their_generator_and_differ_between_images(options: dict[st
 def test_patches_with_the_most_noise_are_masked() -> None:
     config = HfViTMaskedImageModelingConfig(mask_ratio=0.5)
     shares = draw_mask(4000, (2, 5), config, generator=seeded()).float().mean(dim=0)
-    assert (shares - 0.5).abs().max() < 0.04  # every patch is masked as often
+    assert (shares - 0.5).abs().max() < 0.04  # every patch is masked equally often
     noise = torch.tensor([[[0.5, 0.1, 0.9], [0.3, 0.8, 0.2]]])
     assert random_mask(noise, 0.5).int().tolist() == [[1, 0, 1, 0, 1, 0]]
     assert random_mask(noise, 0.34).int().tolist() == [[0, 0, 1, 0, 1, 0]]

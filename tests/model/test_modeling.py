@@ -220,7 +220,7 @@ def test_initialization_covers_every_weight(variant: str) -> None:
             leaf = name.rsplit(".", 1)[-1]
             if leaf == "bias" or leaf.endswith("_bias") or leaf == "mask_token":
                 assert not tensor.any(), name
-            # The head has its own deviation, because all gradients of the blocks pass through it.
+            # The head has a separate standard deviation, because all gradients of the blocks pass through it.
             elif "classifier" in name:
                 assert float(tensor.std()) == pytest.approx(tensor.shape[1] ** -0.5, rel=4 / math.sqrt(tensor.numel()))
             elif "norm" in name:
@@ -585,7 +585,7 @@ def test_classes_carry_what_the_library_reads() -> None:
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
         assert model_class.main_input_name == "pixel_values"
-        # The item count of the Trainer is not the divisor of any of our losses.
+        # None of our losses is divided by the item count that the Trainer passes.
         assert model_class.accepts_loss_kwargs is False
         takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
         assert takes_count is ("count_items" in vars(model_class))

@@ -37,7 +37,7 @@ MASK = torch.zeros(2, 64, dtype=torch.bool).index_fill(1, torch.tensor([1, 5, 6]
 
 
 def states(model: nn.Module, images: Tensor, *, with_pooled: bool = True, **kwargs: Any) -> dict[str, Tensor]:
-    """Return all hidden states by name, with the pooled ones if the model has them."""
+    """Return all hidden states by name, and the pooled output if the model has one."""
     outputs = model(images, output_hidden_states=True, **kwargs)
     pooled = outputs.get("pooler_output") if with_pooled else None
     return hidden_states(outputs) | ({} if pooled is None else {"pooler_output": pooled})
@@ -51,7 +51,7 @@ def logits(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {"logits": model(images).logits}
 
 
-# Models of transformers resample positions only if they are told to.
+# Models of transformers resample positions only if an argument requests it.
 states_at_any_size = partial(states, interpolate_pos_encoding=True)
 
 
@@ -139,7 +139,7 @@ def mae_encoder() -> Parity:
 
 
 def of_timm(theirs: dict[str, Any], ours: dict[str, Any], **options: Any) -> Parity:
-    """Return a classifier of timm and ours with the same weights."""
+    """Return a classifier of timm and our classifier with the same weights."""
     reference = VisionTransformer(**TIMM_SHAPE, **theirs)
     model = HfViTForImageClassification(HfViTConfig(**SHAPE, **ours, num_labels=5, position_antialias=True))
     return Parity(reference, model, lambda model, images: {"logits": model(images)}, logits, **options)
@@ -191,7 +191,7 @@ def clip() -> Parity:
         return outputs
 
     reference = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
-    # CLIP has no bias in its patch embedding. Add one to compare the gradient of ours.
+    # CLIP has no bias in its patch embedding. Add a bias to compare the gradient of the bias in our model.
     reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
     ours = HfViTModel(HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5))
     runs = (partial(without_last, run) for run in (states_at_any_size, states))
@@ -326,7 +326,7 @@ def test_presets_have_the_published_shapes() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
-    """Dropout at the same positions in the same order, so that one seed drops the same values."""
+    """Both models apply dropout at the same positions in the same order, so one seed drops the same values."""
     options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
     options["attn_implementation"] = implementation
     run: Callable[..., dict[str, Tensor]] = lambda model, images: {"last": model(images).last_hidden_state}  # noqa: E731

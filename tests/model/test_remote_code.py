@@ -134,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def class_of(auto_class: str) -> Any:
-    """Return our model class that an Auto class opens."""
+    """Return the model class of this package that an Auto class opens."""
     return getattr(hf_vit, AUTO_MAP[auto_class].rpartition(".")[2])
 
 
@@ -165,13 +165,13 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -
         if name != "processor":
             assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
     shutil.copytree(tmp_path / "model", tmp_path / "copy")
-    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # over itself
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # same folder
     for path in (tmp_path / "copy").iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
-    """FSDP2 replaces the class of a model; transformers would save the file of that class."""
+    """FSDP2 replaces the class of a model. Without our override, transformers would save the code of that class."""
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
     images = pixels(model.config)
@@ -356,7 +356,7 @@ PIPELINE_TASKS = {
     "AutoModelForDepthEstimation": "depth-estimation",
     "AutoModelForObjectDetection": "object-detection",
     "AutoModelForKeypointDetection": "keypoint-detection",
-    # Without a pipeline, or with one that needs a tokenizer
+    # Classes without a pipeline, or with a pipeline that needs a tokenizer
     **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ZeroShotImageClassification")},
 }
 # Show all warnings and log messages. Progress bars are disabled by the environment.

@@ -81,7 +81,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "contrastive_config": {"loss": "sigmoid", "projection_dim": 512},
 }
 # fmt: on
-# config.json of every model class, written by version 0.1.0 without options at their defaults.
+# config.json of every model class, written by version 0.1.0, which omitted options at their defaults.
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )

@@ -18,7 +18,7 @@ CLASS_WEIGHTS = [0.5, 2.0, 1.0, 0.0]
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor]:
-    """Return logits at half the label resolution, and labels with more and more ignored pixels."""
+    """Return logits at half the label resolution, and labels. Each image ignores more pixels than the previous one."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(count, NUM_CLASSES, 4, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(NUM_CLASSES, (count, 8, 10), generator=generator)

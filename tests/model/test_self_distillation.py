@@ -19,7 +19,7 @@ CASE = TRAINING_CASES["dino"]
 
 
 def teach(world_size: int = 1, process_index: int = 0, **attributes: Any) -> Teach:
-    """Return what a trainer of several processes would call for each batch."""
+    """Return the function that a trainer with several processes calls for each batch."""
     args = SimpleNamespace(world_size=world_size, process_index=process_index)
     trainer: Any = SimpleNamespace(args=args, **attributes)
     return Teach(trainer)
@@ -34,7 +34,7 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     found = assign(logits, temperature=0.05)
     torch.testing.assert_close(found.sum(dim=1), torch.ones(40).double())
     assert float((found.sum(dim=0) / 10 - 1).abs().max()) < 0.05
-    # Without balancing, one prototype gets everything.
+    # Without balancing, all images are assigned to one prototype.
     assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1
     assert torch.equal(found.argmax(dim=0), (logits - logits.mean(dim=0)).argmax(dim=0))
 
@@ -44,7 +44,7 @@ def test_assignments_are_those_of_the_rows_of_all_processes() -> None:
     sums: list[torch.Tensor] = []
     whole = assign(logits, 0.1, add=lambda values: sums.append(values) or values)
     torch.testing.assert_close(whole, assign(logits, 0.1))
-    # One of two processes, given the sums over both.
+    # Simulates one of two processes; the sums cover both.
     half = assign(logits[:7], 0.1, add=lambda values: sums.pop(0))
     torch.testing.assert_close(half, whole[:7])
 
@@ -66,7 +66,7 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     first, second, third = (
         torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
     )
-    # The mean in each view first, then over all views, as DINOv2 weighs them by `masks_weight`.
+    # First the mean in each view, then the mean over all views, equivalent to `masks_weight` in DINOv2.
     torch.testing.assert_close(patch_cross_entropy(logits, assigned, 0.1, masks), (first + second + third) / 4)
     assert float(patch_cross_entropy(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 

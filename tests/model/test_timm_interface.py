@@ -1,4 +1,4 @@
-"""Tests of the methods that timm and DINOv2 also provide, compared with timm, and of the model lists."""
+"""Tests of the model lists, and of methods with the names of timm and DINOv2, compared with timm."""
 
 import copy
 from functools import partial
@@ -30,7 +30,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(params=ARCHITECTURES, scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any]:
-    """Return a small model of timm, and the converted one."""
+    """Return a small model of timm, and our model converted from it."""
     architecture, options = ARCHITECTURES[request.param]
     theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
     draw_weights(theirs)

@@ -28,7 +28,7 @@ def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, i
 def encode(
     model: HfViTModel, images: Tensor, mask: Tensor | None, num_queries: int, size: tuple[int, int] | None
 ) -> dict[str, Tensor]:
-    """Return the final tokens and the gradients.
+    """Return the output tokens of the encoder and the gradients.
 
     With `size`, run the blocks one by one with the equivalent mask.
     """

@@ -1,4 +1,4 @@
-"""Output folders of exports, and errors."""
+"""Tests of the folders that exports write, and of the errors of exports."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from ...helpers.models import small_config
 
 
 LABELS = ["roof", "sky", "tree", "water", "wall"]
-# Simulates a machine without these packages.
+# Simulates a machine on which these packages are not installed.
 WITHOUT_TORCH = """
 import runpy, sys
 for name in ("torch", "transformers", "torchvision", "hf_vit"):
@@ -66,7 +66,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export by the command, and write what libraries print to `printed.txt` beside the folder."""
+    """Export by the command, and write what libraries print to `printed.txt` next to the folder."""
     path = tmp_path_factory.mktemp("exported") / "onnx"
     kept = [os.dup(stream) for stream in (1, 2)]
     with pytest.MonkeyPatch.context() as patch, (path.parent / "printed.txt").open("w") as printed:
@@ -198,7 +198,7 @@ def test_a_program_that_differs_is_not_written(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )
     assert not list(tmp_path.iterdir())
-    # The comparison that precedes the failure is printed.
+    # The command prints the comparison of outputs before it fails.
     assert "1 x 32x32  logits" in capsys.readouterr().out
 
 
