@@ -1,4 +1,4 @@
-"""Base classes of metrics and evaluators, which process images one by one on any number of processes."""
+"""Base classes of metrics and evaluators. They score each image separately and support several processes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,8 +17,8 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ..data.datasets import TargetDataset
 
 
-# Limits of the relative tolerance of F1, which is 0.5 / number of objects in between. Thresholds whose F1 is within
-# this tolerance of the best F1 are considered equally good.
+# Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
+# 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 
 
@@ -26,11 +26,12 @@ class Threshold(NamedTuple):
     """Score threshold for predictions, and its quality on the images that were used to select it.
 
     Args:
-        value: Threshold; predictions with higher scores are returned.
-        quality: F1 of the returned predictions, or the measure named by `measure`.
-        nms: IoU with a box of higher score above which a box is suppressed; None without suppression.
+        value: Score threshold. Predictions with a higher score are returned.
+        quality: F1 of the returned predictions, or another quality measure named by `measure`.
+        nms: IoU threshold of non-maximum suppression (NMS): a box is removed if its IoU with a box of higher score
+            exceeds this value. None disables NMS.
         measure: Name of the quality measure.
-        is_class_agnostic: Whether boxes of other classes also suppress a box.
+        is_class_agnostic: Whether NMS also compares boxes of different classes.
     """
 
     value: float
@@ -43,8 +44,8 @@ class Threshold(NamedTuple):
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
     """Return the threshold with the best F1, the harmonic mean of precision and recall.
 
-    With few images, F1 changes abruptly between scores. The result is therefore the middle one of all thresholds that
-    are about as good as the best one.
+    With few images, small changes of the threshold can change F1 abruptly. The function therefore collects all
+    thresholds whose F1 is close to the best, and returns the middle one.
 
     Args:
         scores: (N,) scores of all predictions.
@@ -61,7 +62,7 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
     values, hits = values[order], hits[order].cumsum()
     last = np.flatnonzero(np.diff(values, append=-np.inf))  # Predictions of equal score are accepted together
     f1 = 2 * hits[last] / (last + 1 + num_truths)
-    # Interval of each threshold: between the lowest accepted and the highest rejected score, clipped to [0, 1]
+    # Each threshold is chosen between the lowest accepted and the highest rejected score, clipped to [0, 1].
     ends = np.append(values[last[1:]], 0.0)
     is_possible = (values[last] > 0) & (ends <= 1)
     highs, lows, f1 = values[last][is_possible].clip(max=1), ends[is_possible].clip(min=0), f1[is_possible]
@@ -74,42 +75,48 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
 
 
 def number_between(low: float, high: float) -> float:
-    """Return the midpoint of two scores with the fewest digits, at least 3, that lie between both in float32 too."""
+    """Return the midpoint of two scores, rounded to as few digits as possible (at least 3).
+
+    The rounded value lies strictly between both scores, also when it is converted to float32.
+    """
     for digits in range(3, 18):
         value = float(f"{(low + high) / 2:.{digits}g}")
         if low < np.float32(value) < high and low < value < high:
             return value
-    return float(low)  # No float32 lies between the scores
+    return float(low)  # There is no float32 number between the scores.
 
 
 def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: float) -> float:
-    """Return the F1 above a threshold, given scores (N,) in descending order and cumulative numbers of hits (N,)."""
+    """Return the F1 of the predictions with a score above a threshold.
+
+    `scores` (N,) are in descending order. `hits` (N,) are the cumulative numbers of correct predictions.
+    """
     count = int((scores > threshold).sum())
     return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
 
 
-# Scores, of all metrics, for which lower values are better. Used to select the best checkpoint.
+# Names of all scores for which lower values are better. Used to select the best checkpoint.
 LOWER_IS_BETTER = {"loss", "mae", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
 class StreamedMetric(ABC):
-    """Metric that stores a small record per image.
+    """Base class of metrics that store a small record per image.
 
     Each process calls `record` for the images that it predicts. The records of all processes are gathered with
     `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` adds them, and `compute` returns the
     scores of all images. Sums are exact, so scores do not depend on the order of images, the batch size or the number
-    of processes. A score without data is NaN.
+    of processes. A score is NaN if there is no data for it.
     """
 
     score_names: tuple[str, ...]  # Names of the scores of `compute`; the first is the main score.
-    units: ClassVar[dict[str, str]] = {}  # Units of scores, by name.
+    units: ClassVar[dict[str, str]] = {}  # Maps the name of a score to its unit.
 
     def __init__(self) -> None:
         self.records: list[Any] = []
 
     @abstractmethod
     def record(self, prediction: Any, target: Any) -> Any:
-        """Return the data of one image that the metric needs, as a small picklable object."""
+        """Return a small picklable object with all data of one image that the metric needs."""
 
     def update(self, records: Iterable[Any]) -> None:
         """Add the records of images."""
@@ -124,13 +131,13 @@ class StreamedMetric(ABC):
         self.records = []
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return the scores of each class or keypoint by name; empty for metrics without classes."""
+        """Return a dict of scores for each class or keypoint; empty for metrics without classes."""
         return {}
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best quality on all images added so far.
 
-        None for metrics that do not use scores, and if no prediction is correct.
+        Returns None if predictions of this task have no scores, or if no prediction is correct.
         """
         return None
 
@@ -154,7 +161,7 @@ def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
-    """Raise `ValueError` if class numbers are outside of the classes; `what` names their source in the message."""
+    """Raise `ValueError` if a class number is out of range. `what` names the checked labels in the error message."""
     strange = np.unique(labels[(labels < 0) | (labels >= len(names))])
     if len(strange):
         raise ValueError(
@@ -178,9 +185,11 @@ class ImageResult(NamedTuple):
     """Prediction and loss of one image.
 
     Args:
-        prediction: Prediction in the format of the metric.
-        loss: Sum of the losses in the image, or several sums; 0 if the task has no loss per image.
-        weight: Share of the image in the divisor of each loss sum, such as 1 or its number of objects.
+        prediction: Prediction in the format that the metric expects.
+        loss: Loss of the image, or a tuple with the sum of each loss term over the image. 0 if the task has no loss
+            per image.
+        weight: Weight of the image, or a tuple with a weight per loss term, such as 1 or the number of objects. The
+            mean loss is the sum of `loss` over all images divided by the sum of `weight` over all images.
     """
 
     prediction: Any
@@ -193,26 +202,27 @@ class BaseEvaluator(ABC):
     """Base class that predicts, scores and draws the images of one task.
 
     Args:
-        processor: Image processor. Its `post_process_*` method returns predictions at the size of the original image.
-        metric: Metric that compares a prediction with its target.
+        processor: Image processor. Its `post_process_*` method converts model outputs to predictions for the original
+            image size.
+        metric: Metric that compares predictions with targets.
     """
 
     parts = "classes"  # Plural noun for the entries of `per_class`.
-    class_score = ""  # Score of `per_class` that is drawn.
-    tries = False  # Whether the threshold is chosen in a separate evaluation.
-    can_split_batch = False  # Whether a batch can be split between the GPUs of one process.
-    caption = "Image, truth and prediction"  # Caption of the figure of `draw`; empty if there is none.
+    class_score = ""  # Name of the score per class that is drawn as a bar chart.
+    tries = False  # Whether the score threshold is chosen in a separate evaluation.
+    can_split_batch = False  # Whether a batch can be split between several GPUs of one process.
+    caption = "Image, truth and prediction"  # Caption of the figure that `draw` creates; empty if it draws nothing.
 
     processor: BaseImageProcessor
     metric: StreamedMetric
-    is_choosing: bool = field(init=False, default=False)  # Whether the threshold is being chosen.
-    threshold: float | None = field(init=False, default=None)  # Score threshold for drawing, once chosen.
+    is_choosing: bool = field(init=False, default=False)  # Whether the current evaluation chooses the score threshold.
+    threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
-        """Compute reference data for the images of an evaluation by `trainer`, before it starts."""
+        """Compute reference data, such as features of training images, before `trainer` starts an evaluation."""
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Return the evaluation collator, a dataclass, with the options that `predict` needs."""
+        """Return the evaluation collator (a dataclass) with its options changed to those that `predict` needs."""
         return collator
 
     @abstractmethod
@@ -228,27 +238,27 @@ class BaseEvaluator(ABC):
         """
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the scores of all images, including `loss` if it is not the mean loss per image."""
+        """Return the scores of all images. Include `loss` only if it is not simply the mean loss per image."""
         return self.metric.compute()
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
-        """Return a prediction in the format of `hf-vit predict`; empty if the task has no such format."""
+        """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""
         return {}
 
     def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:  # noqa: B027
-        """Draw images next to their targets and predictions; an evaluator without a caption draws nothing."""
+        """Draw images next to their targets and predictions. Draws nothing if `caption` is empty."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draw figures of the scores into a folder, in files whose names start with the name of the split.
+        """Write figures of the scores to a folder. The file names start with the name of the split.
 
         Returns:
-            The file names by caption.
+            A dict from caption to file name.
         """
         return {}
 
     @abstractmethod
     def describe_evaluation(self) -> str:
-        """Return a description of the evaluation for the model card, such as "the whole image"."""
+        """Return a phrase for the model card that describes the evaluated region, such as "the whole image"."""
 
 
 class Evaluator(BaseEvaluator):
@@ -258,22 +268,22 @@ class Evaluator(BaseEvaluator):
     def has_annotations(self, target: Any) -> bool:
         """Return whether a target contains annotations for training and evaluation."""
 
-    lack: ClassVar[str]  # Error message for targets without annotations.
+    lack: ClassVar[str]  # Error message if no target has annotations.
 
     def missing_annotations_message(self, targets: Iterable[Any]) -> str:
-        """Return the error message for targets without annotations, with a suggestion."""
+        """Return the error message for a split without annotations. It suggests how to solve the problem."""
         return self.lack
 
     @abstractmethod
     def naive_baseline(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
-        """Return the best predictor that ignores the image.
+        """Return a baseline: the best constant prediction, which ignores the image.
 
         Args:
             targets: Targets of all training images.
 
         Returns:
-            The name of the predictor, and a function that returns the prediction for a target. The function uses only
-            the parts of the target that a user provides with the image: its size or box.
+            The name of the baseline, and a function that returns its prediction for a target. The function uses only
+            the image size or the box of the target, which a user also provides for prediction.
         """
 
 

@@ -16,7 +16,10 @@ from .base import StreamedMetric
 
 
 class _ClassMetric(evaluate.Metric):
-    """Base class of metrics of class numbers. The docstring of a subclass becomes its `MetricInfo`."""
+    """Base class of metrics that compare predicted with true class numbers.
+
+    The docstring of a subclass becomes the description in its `MetricInfo`.
+    """
 
     prediction_type: ClassVar[Any] = datasets.Value("int64")
 
@@ -29,8 +32,9 @@ class _ClassMetric(evaluate.Metric):
 class TopKAccuracy(_ClassMetric):
     """Share of images whose true class is among the k most likely classes.
 
-    `compute(predictions=, references=, k=1)` takes at least k class numbers per image, the most likely first, and the
-    true class number. It returns `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
+    `compute(predictions=, references=, k=1)` takes two arguments with one entry per image: `predictions` are lists of
+    at least k class numbers, the most likely first, and `references` are the true class numbers. It returns
+    `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
     """
 
     prediction_type = datasets.Sequence(datasets.Value("int64"))
@@ -46,14 +50,15 @@ class TopKAccuracy(_ClassMetric):
 
 
 class MacroF1(_ClassMetric):
-    """Unweighted mean of the F1 scores of all classes, so that rare classes weigh as much as common ones.
+    """Unweighted mean of the F1 scores of all classes. Rare and common classes have the same weight.
 
-    `compute(predictions=, references=)` takes class numbers (N,) and returns `{"macro_f1": ...}` in [0, 1]. A class
-    that occurs neither in predictions nor in references is ignored, as in scikit-learn.
+    `compute(predictions=, references=)` takes predicted and true class numbers, both (N,), and returns
+    `{"macro_f1": ...}` in [0, 1]. A class that occurs neither in predictions nor in references is ignored, as in
+    scikit-learn.
     """
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
-        from sklearn.metrics import f1_score  # Imported lazily: not every training run needs it
+        from sklearn.metrics import f1_score  # Imported lazily: most training runs do not need scikit-learn
 
         return {"macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0))}
 
@@ -61,8 +66,8 @@ class MacroF1(_ClassMetric):
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Compute the scores of a single-label classifier. Usable as `compute_metrics` of the Trainer.
 
-    The returned `loss` is the exact mean over images and replaces the loss of the Trainer. That one is a mean over
-    batches, and counts images twice that several processes share to fill their last batch.
+    The returned `loss` is the exact mean over images and replaces the loss of the Trainer. The Trainer averages over
+    batches, and counts an image twice if it is duplicated to fill the last batch of a process.
 
     Args:
         prediction: `predictions` (N, K) logits and `label_ids` (N,).
@@ -91,7 +96,7 @@ class LogitsMetric(StreamedMetric):
     """Base class of metrics that compare the logits (K,) of each image with its label or labels.
 
     Args:
-        names: Names of the classes or regression values.
+        names: Names of the K classes or regression values.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -115,14 +120,14 @@ class ClassificationMetric(LogitsMetric):
         return image_classification_metrics(self._all())
 
     def losses(self, class_weights: Sequence[float] | None = None) -> np.ndarray:
-        """Return the cross-entropy of each image, (M,) float64, times the weight of its class if weights are given."""
+        """Return the cross-entropy of each image, (M,) float64, multiplied by `class_weights[label]` if given."""
         logits, labels = (torch.from_numpy(values) for values in self._all())
         losses = F.cross_entropy(logits.double(), labels, reduction="none")
         return (losses if class_weights is None else losses * torch.tensor(class_weights)[labels]).numpy()
 
     def confusion_matrix(self) -> np.ndarray:
-        """Return the number of images by true and predicted class, (K, K) int64."""
-        from sklearn.metrics import confusion_matrix  # Imported lazily: not every training run needs it
+        """Return the number of images for each pair of true class (row) and predicted class (column), (K, K) int64."""
+        from sklearn.metrics import confusion_matrix  # Imported lazily: most training runs do not need scikit-learn
 
         logits, labels = self._all()
         counts: np.ndarray = confusion_matrix(labels, logits.argmax(axis=1), labels=range(len(self.names)))
@@ -134,9 +139,10 @@ class ClassificationMetric(LogitsMetric):
 
 
 def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_labels: int) -> dict[str, float]:
-    """Return the scores on `labels` of a baseline that always predicts the class frequencies of `train_labels`.
+    """Return the scores of a baseline that ignores the image, evaluated on `labels`.
 
-    The predicted probability of a class is its share of `train_labels`, so the most frequent class ranks first.
+    For every image, the baseline predicts the class frequencies of `train_labels` as class probabilities. Its top
+    prediction is therefore the most frequent training class.
 
     Raises:
         ValueError: if `train_labels` or `labels` is empty.

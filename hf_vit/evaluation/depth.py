@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import StreamedMetric, as_array, check_same_size
 
 
-# Top, bottom, left and right as shares of height and width, as in common evaluation code
+# Evaluated region of the image: top, bottom, left and right relative to height and width, as in common evaluation code
 CROPS = {
     "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2; excludes the invalid border of the Kinect
     "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
@@ -21,19 +21,20 @@ SCORES = ("abs_rel", "rmse", "log10", "rmse_log", "silog", "delta1", "delta2", "
 
 
 class DepthMetric(StreamedMetric):
-    """Depth scores of each image over its valid pixels, averaged over the images.
+    """Depth scores, computed over the valid pixels of each image and averaged over images.
 
     This follows the evaluation code of BTS, AdaBins, DINOv2 and Depth Anything. A pixel is valid if it is inside the
-    crop and its target is finite, above `min_depth` and below `max_depth`. Predictions are clipped to this range after
-    their alignment. Images without a valid pixel are ignored.
+    crop and its target is finite, above `min_depth` and below `max_depth`. Predictions are aligned with the target
+    (see `alignment`) and then clipped to this range. Images without a valid pixel are ignored.
 
     Args:
         min_depth: Lower limit of valid depths, in meters.
         max_depth: Upper limit of valid depths, in meters: usually 10 for NYU, 80 for KITTI.
         crop: Region of the image that is evaluated, relative to the image size.
-        alignment: Transformation that is fitted in each image before scoring. "median": depth of unknown scale is
-            multiplied to match the median of the target. "scale_shift": relative inverse depth is fitted to 1 / target
-            by least squares with scale and shift, and then inverted (as in MiDaS).
+        alignment: Transformation of predictions, fitted to the target of each image before scoring. "median" is for
+            depth of unknown scale: it multiplies the prediction so that its median equals that of the target.
+            "scale_shift" is for relative inverse depth: it fits scale and shift to 1 / target by least squares, and
+            inverts the result (as in MiDaS).
 
     Raises:
         ValueError: if an option is unknown, or the depth limits are inconsistent.
@@ -67,11 +68,11 @@ class DepthMetric(StreamedMetric):
         """Return the scores of one image; empty if no pixel is valid.
 
         Args:
-            prediction: (H, W) depth in meters, or the values that `alignment` converts to depth.
+            prediction: (H, W) depth in meters; with `alignment`, depth of unknown scale or relative inverse depth.
             target: (H, W) depth in meters; 0, NaN, negative and infinite values are invalid.
 
         Raises:
-            ValueError: if the sizes differ, or the prediction is not finite at a valid pixel.
+            ValueError: if prediction and target differ in size, or the prediction is not finite at a valid pixel.
         """
         predicted, depth = as_array(prediction, np.float64), as_array(target, np.float64)
         check_same_size(predicted, depth)
@@ -88,8 +89,8 @@ class DepthMetric(StreamedMetric):
     def compute(self) -> dict[str, float]:
         """Return the scores named in `SCORES`.
 
-        `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in meters,
-        and `silog` is 100 times the standard deviation of the logarithmic error, as in KITTI.
+        `abs_rel`, `log10` and `rmse_log` have no unit. `delta1` to `delta3` are shares of pixels in [0, 1]. `rmse` is
+        in meters. `silog` is 100 times the standard deviation of the logarithmic error, as in KITTI.
         """
         records = [record for record in self.records if record]
         if not records:
@@ -114,7 +115,7 @@ class DepthMetric(StreamedMetric):
 
 
 def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """Return the scores of positive depths (N,)."""
+    """Return the scores of predicted and true depths, both (N,) and positive."""
     error, log_error = prediction - target, np.log(prediction) - np.log(target)
     ratio = np.maximum(prediction / target, target / prediction)
     scores = {
@@ -129,7 +130,7 @@ def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
 
 
 def describe_depth(depth: ArrayLike | Tensor, relative: bool) -> dict[str, Any]:
-    """Return minimum, median and maximum of a depth map, and their unit."""
+    """Return the minimum, median and maximum of a depth map, and the unit of these values."""
     values = as_array(depth, np.float64)
     found = {"min": values.min(), "median": np.median(values), "max": values.max()}
     unit = "relative inverse depth" if relative else "meters"

@@ -14,12 +14,13 @@ from .base import StreamedMetric, Threshold, as_array, best_threshold, check_lab
 
 
 Record = dict[str, Any]
-FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # Minimum data without cross-fitting, and number of folds.
-MATCH_IOU = 0.5  # IoU from which a detection counts as correct when the score threshold is chosen.
+# Thresholds are chosen by cross-validation (FOLDS folds) if there are fewer images or objects than these limits.
+FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5
+MATCH_IOU = 0.5  # Minimum IoU of a correct detection, used for choosing the score threshold.
 
 
 class Matches(NamedTuple):
-    """Scores of the detections of an image, whether each of them is correct, and the number of objects."""
+    """Detections of one image, each with its score and whether it is correct, and the number of annotated objects."""
 
     found: list[tuple[float, bool]]
     num_objects: int
@@ -35,9 +36,10 @@ def find_best_threshold(images: Sequence[Matches]) -> Threshold | None:
 
 
 def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
-    """Choose a threshold by cross-validation: return the mean threshold and the F1 on the held-out images.
+    """Choose a score threshold by cross-validation.
 
-    With few images, this F1 is less optimistic than the best F1 on all images.
+    Returns the mean of the thresholds of all folds, and the F1 on the held-out images. With few images, this F1 is
+    less optimistic than the best F1 on all images.
     """
     values, num_right, num_given = [], 0, 0
     for fold in range(FOLDS):
@@ -53,23 +55,23 @@ def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
 
 
 class CocoMetric(StreamedMetric):
-    """Base class of average precision and recall as defined by COCO.
+    """Base class of metrics that compute average precision and recall as defined by COCO.
 
-    Records hold objects and detections in COCO format. All records are kept, because average precision cannot be
-    computed from sums over images. `categories` maps the numbers of the evaluated classes to their names; `options`
-    are passed to the evaluator. Raises `ImportError` if faster-coco-eval is missing.
+    Records contain the objects and detections of an image in COCO format. All records are kept, because average
+    precision cannot be computed from sums over images. `categories` maps the numbers of the evaluated classes to
+    their names. `options` are passed to the COCO evaluator. Raises `ImportError` if faster-coco-eval is not installed.
     """
 
     iou_type: ClassVar[str]
-    shape: ClassVar[str] = "bbox"  # Key of the box or mask in the entries of a record.
-    places: ClassVar[dict[str, int]]  # Index of each score in the `stats` of the evaluator.
+    shape: ClassVar[str] = "bbox"  # Key of the box or mask in the COCO dict of an object or detection.
+    places: ClassVar[dict[str, int]]  # Maps the name of a score to its index in the `stats` of the COCO evaluator.
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
         super().__init__()
         check_packages("Average precision", "faster_coco_eval")
         self.categories = dict(sorted(categories.items()))
         self.options = options
-        self._evaluated: Any = None  # Evaluator of the records, created on first use
+        self._evaluated: Any = None  # COCO evaluator with the results for all records, created on first use
 
     def reset(self) -> None:
         """Remove the records of all images."""
@@ -78,7 +80,7 @@ class CocoMetric(StreamedMetric):
 
     @abstractmethod
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Return `objects`, `detections` and the sort key of images, see `ranked`."""
+        """Return the `objects` and `detections` of one image in COCO format, and its sort key `rank`, see `ranked`."""
 
     def update(self, records: Iterable[Record]) -> None:
         """Add the records of images."""
@@ -86,12 +88,15 @@ class CocoMetric(StreamedMetric):
         self._evaluated = None
 
     def compute(self) -> dict[str, float]:
-        """Return the scores in `places`, all in [0, 1]; NaN without objects, such as large ones for `map_large`."""
+        """Return the scores named in `places`, all in [0, 1].
+
+        A score is NaN if there are no objects for it. For example, `map_large` is NaN if no object is large.
+        """
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return `ap` and `ap_50` of each evaluated class, NaN for a class without objects."""
+        """Return `ap` and `ap_50` of each evaluated class; NaN for a class without objects."""
         precision = self._class_values("precision")
         return {
             name: {
@@ -106,7 +111,7 @@ class CocoMetric(StreamedMetric):
         return find_best_threshold(self._all_matched())
 
     def _all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
-        """Return the matches of each image, in an order that does not depend on the processes."""
+        """Return the matches of each image, in an order that does not depend on the number of processes."""
         return [
             Matches(
                 self._matched(record, nms, is_class_agnostic), sum(not entry["iscrowd"] for entry in record["objects"])
@@ -115,10 +120,11 @@ class CocoMetric(StreamedMetric):
         ]
 
     def _matched(self, record: Record, nms: float, is_class_agnostic: bool) -> list[tuple[float, bool]]:
-        """Return the score of each detection of an image, and whether it matches an object of its class.
+        """Return the score of each detection of an image, and whether it matches an object of the same class.
 
-        Detections of higher score are matched first. Detections inside crowds are excluded, and so are those that
-        overlap a detection of higher score, of their class or of any class, by an IoU above `nms`.
+        Detections are matched in descending order of score. Detections inside a crowd are excluded. A detection is
+        also excluded if its IoU with a detection of higher score exceeds `nms`. Only detections of the same class are
+        compared, unless `is_class_agnostic` is set.
         """
         from faster_coco_eval import mask as overlaps  # Imported lazily: an optional dependency
 
@@ -152,22 +158,23 @@ class CocoMetric(StreamedMetric):
         return results
 
     def _class_values(self, what: Literal["precision", "recall"]) -> np.ndarray:
-        """Return precisions (IoU threshold, recall, class) or highest recalls (IoU threshold, class).
+        """Return the precision or the highest recall of each class, as defined by COCO.
 
-        Values of classes without objects are NaN.
+        Precisions have the axes (IoU threshold, recall, class), recalls (IoU threshold, class). Values are NaN for
+        classes without objects.
         """
-        values = self._evaluate().eval[what][..., 0, -1]  # All areas, maximum number of detections
+        values = self._evaluate().eval[what][..., 0, -1]  # Objects of all areas, highest limit of detections per image
         return np.where(values < 0, np.nan, values)
 
     def _images(self) -> list[list[Record]]:
-        """Return the records of each image, in an order that does not depend on the processes."""
+        """Return the records of each image, in an order that does not depend on the number of processes."""
         return [[record] for record in sorted(self.records, key=itemgetter("rank"))]
 
     def _evaluate(self) -> Any:
         from faster_coco_eval import COCO, COCOeval_faster  # Imported lazily: an optional dependency
 
         if self._evaluated is None:
-            images = self._images()  # Detections of equal score are ranked by position
+            images = self._images()  # A fixed order, because COCO ranks detections of equal score by position
             objects, detections = (COCO(self._dataset(images, part)) for part in ("objects", "detections"))
             self._evaluated = COCOeval_faster(objects, detections, iouType=self.iou_type, **self.options)
             self._evaluated.run()
@@ -181,7 +188,7 @@ class CocoMetric(StreamedMetric):
             for entry in record[part]
         ]
         return {
-            # The format requires a size, which is used for polygons only
+            # The COCO format requires the image size, but the evaluator uses it only for polygons
             "images": [{"id": number, "height": 0, "width": 0} for number in range(1, len(images) + 1)],
             "categories": [{"id": label, "name": name} for label, name in self.categories.items()],
             "annotations": [{"id": number, **entry} for number, entry in enumerate(entries, start=1)],
@@ -189,7 +196,7 @@ class CocoMetric(StreamedMetric):
 
 
 def ranked(record: Record) -> Record:
-    """Return a record of plain Python numbers with its `rank`, a hash of its content that orders images."""
+    """Add `rank` to a record of plain Python numbers: a hash of the record, used as a sort key of images."""
     return {**record, "rank": blake2b(repr(record).encode(), digest_size=16).digest()}
 
 
@@ -202,17 +209,23 @@ def finite_array(values: Any, what: str) -> np.ndarray:
 
 
 def corner_and_size(boxes: np.ndarray) -> np.ndarray:
-    """Convert boxes (..., 4) from left, top, right, bottom to left, top, width, height; negative sizes become 0."""
+    """Convert boxes (..., 4) from left, top, right, bottom to left, top, width, height.
+
+    Negative widths and heights become 0.
+    """
     return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
 
 
-# Candidate IoU thresholds of NMS, and whether NMS is class-agnostic
+# Candidate settings of non-maximum suppression (NMS): pairs of IoU threshold and whether NMS is class-agnostic
 NMS_TRIED = ((0.7, False), (0.5, False), (0.7, True), (0.5, True))
-NMS_GAIN = 0.02  # Minimum relative gain in F1 for which NMS is used.
+NMS_GAIN = 0.02  # NMS is used only if it improves F1 by at least this relative amount.
 
 
 class ClassMetric(CocoMetric):
-    """Base class of COCO metrics per class. Classes in `thing_ids`, numbers in `names`, are evaluated."""
+    """Base class of COCO metrics that evaluate each class separately.
+
+    `names` are the names of all classes, `thing_ids` the numbers of the evaluated classes.
+    """
 
     shape_noun: ClassVar[str]  # Noun for boxes or masks in error messages
 
@@ -223,7 +236,7 @@ class ClassMetric(CocoMetric):
         super().__init__({number: self.names[number] for number in numbers})
 
     def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
-        """Return the objects or detections of evaluated classes in COCO format, with `values` as further fields."""
+        """Return the objects or detections of the evaluated classes as COCO dicts. `values` are additional fields."""
         labels = as_array(class_labels, np.int64)
         check_labels(labels, self.names, what)
         count = len(values[self.shape])
@@ -241,10 +254,10 @@ class ClassMetric(CocoMetric):
 
 
 class DetectionMetric(ClassMetric):
-    """COCO AP and AR of boxes, with at most 100 detections per class and image.
+    """COCO average precision (AP) and average recall (AR) of boxes, with at most 100 detections per class and image.
 
-    Objects with an area below 32² pixels are small, those above 96² are large. Detections inside a crowd of their
-    class are ignored.
+    Objects with an area below 32² pixels are small, and objects with an area above 96² pixels are large. Detections
+    inside a crowd of the same class are ignored.
 
     Args:
         names: The K class names.
@@ -261,16 +274,16 @@ class DetectionMetric(ClassMetric):
         super().__init__(names, range(len(names)))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Return the objects and detections of one image, and the sort key of images.
+        """Return the objects and detections of one image in COCO format, and its sort key `rank`.
 
         Args:
             prediction: `boxes` (M, 4) as left, top, right, bottom in pixels, `class_labels` (M,) and `scores` (M,).
-            target: `boxes` (N, 4) and `class_labels` (N,). Optional: `is_crowd` (N,), and `areas` (N,) in square
-                pixels, by default the areas of the boxes.
+            target: `boxes` (N, 4) and `class_labels` (N,). Optional: `is_crowd` (N,) and `areas` (N,) in square
+                pixels. By default, `areas` are the areas of the boxes.
 
         Raises:
-            ValueError: if the numbers of boxes, class numbers and scores differ, a class number is out of range, or a
-                prediction is not finite.
+            ValueError: if `boxes`, `class_labels` and `scores` have different lengths, a class number is out of range,
+                or a prediction is not finite.
         """
         boxes = corner_and_size(as_array(target["boxes"], np.float64).reshape(-1, 4))
         areas = as_array(target.get("areas", boxes[:, 2] * boxes[:, 3]), np.float64)
@@ -287,9 +300,9 @@ class DetectionMetric(ClassMetric):
         return ranked({"objects": objects, "detections": detections})
 
     def best_threshold(self) -> Threshold | None:
-        """Return the score threshold with the best F1, with NMS if it improves F1 by at least 2%.
+        """Return the score threshold with the best F1. It includes NMS if NMS improves F1 by at least 2%.
 
-        With few images or objects, candidates are compared by their cross-fitted F1.
+        With few images or objects, thresholds with and without NMS are compared by their F1 in cross-validation.
         """
         plain = self._all_matched()
         is_small = len(plain) < FEW_IMAGES or sum(image.num_objects for image in plain) < FEW_OBJECTS
@@ -302,7 +315,7 @@ class DetectionMetric(ClassMetric):
         return best
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return `ap`, `ap_50` and `ar_100` of each class, NaN for a class without objects."""
+        """Return `ap`, `ap_50` and `ar_100` of each class; NaN for a class without objects."""
         scores, recall = super().per_class(), self._class_values("recall")
         return {
             name: {**scores[name], "ar_100": mean_without_nan(recall[:, label])}
@@ -310,19 +323,20 @@ class DetectionMetric(ClassMetric):
         }
 
     def precision_recall(self) -> dict[str, np.ndarray]:
-        """Return the precision (101,) of each class at an IoU of 0.5 and recalls of 0, 0.01, ..., 1.
+        """Return the precision-recall curve of each class at an IoU threshold of 0.5.
 
-        The mean of the values is `ap_50` of the class. Values of a class without objects are NaN.
+        A curve (101,) contains the precision at recalls of 0, 0.01, ..., 1. Its mean is `ap_50` of the class. It is
+        NaN for a class without objects.
         """
         curves = self._class_values("precision")[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
 
 
 class InstanceMetric(ClassMetric):
-    """COCO AP and AR of instance masks, with at most 100 detections per class and image.
+    """COCO average precision (AP) and recall (AR) of instance masks, with at most 100 detections per class and image.
 
-    Objects with a mask area below 32² pixels are small, those above 96² are large. Records hold run-length encoded
-    masks.
+    Objects with a mask area below 32² pixels are small, and objects with an area above 96² pixels are large. Records
+    store masks with run-length encoding.
 
     Args:
         names: The K class names.
@@ -330,7 +344,7 @@ class InstanceMetric(ClassMetric):
 
     Raises:
         ImportError: if faster-coco-eval is not installed.
-        ValueError: if `thing_ids` has a number outside of the classes.
+        ValueError: if `thing_ids` contains a number that is not a class number.
     """
 
     iou_type, shape, shape_noun = "segm", "segmentation", "masks"
@@ -342,14 +356,15 @@ class InstanceMetric(ClassMetric):
     score_names = tuple(places)
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Return the objects and detections of one image with encoded masks, and the sort key of images.
+        """Return the objects and detections of one image with run-length encoded masks, and its sort key `rank`.
 
         Args:
             prediction: `masks` (M, H, W), `class_labels` (M,) and `scores` (M,). Masks may overlap.
             target: `masks` (N, H, W), `class_labels` (N,) and, optionally, `is_crowd` (N,).
 
         Raises:
-            ValueError: if sizes differ, or a class number is out of range.
+            ValueError: if predicted and target masks differ in height or width, if `masks`, `class_labels` and
+                `scores` differ in length, or if a class number is out of range.
         """
         masks, target_masks = as_array(prediction["masks"], np.bool_), as_array(target["masks"], np.bool_)
         check_same_size(masks, target_masks)
@@ -361,7 +376,7 @@ class InstanceMetric(ClassMetric):
 
 
 def _encode(masks: np.ndarray) -> dict[str, Any]:
-    """Return the run-length encoding of masks (M, H, W), and their areas."""
+    """Return the run-length encodings and the areas of masks (M, H, W)."""
     from faster_coco_eval import mask as run_lengths  # Imported lazily: an optional dependency
 
     codes = run_lengths.encode(np.asfortranarray(masks.transpose(1, 2, 0)).view(np.uint8))

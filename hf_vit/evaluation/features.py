@@ -33,13 +33,13 @@ def classify_by_neighbors(
 ) -> Tensor:
     """Classify images by a weighted vote of their nearest neighbors, as in DINO (https://arxiv.org/abs/2104.14294).
 
-    Each of the nearest images votes for its class with the weight exp(s / temperature), s being the cosine similarity.
+    Each of the nearest images votes for its class with weight exp(s / temperature), where s is its cosine similarity.
 
     Args:
         features: (B, D) features of the images to classify.
         known_features: (M, D) features of images of known class.
         known_classes: (M,) class numbers, starting at 0.
-        num_neighbors: Number of neighbors that vote, or all images if there are fewer.
+        num_neighbors: Number of neighbors that vote. If there are fewer images, all vote.
         temperature: Lower values give more weight to the nearest neighbors.
 
     Returns:
@@ -53,10 +53,10 @@ def classify_by_neighbors(
 
 
 class NeighborAccuracy(StreamedMetric):
-    """Share of images with a known class that the nearest neighbors classify correctly: `knn_accuracy` in [0, 1].
+    """Accuracy of nearest-neighbor classification over the images with a known class: `knn_accuracy` in [0, 1].
 
     Args:
-        is_known: Whether the classes are known; without classes there are no scores.
+        is_known: Whether the images have class labels. Without labels, the metric has no scores.
     """
 
     def __init__(self, is_known: bool) -> None:
@@ -64,7 +64,7 @@ class NeighborAccuracy(StreamedMetric):
         self.score_names = ("knn_accuracy",) if is_known else ()
 
     def record(self, prediction: Any, target: int | None) -> bool | None:
-        """Compare the predicted `class_number` with the true one; return None if either is unknown."""
+        """Return whether the predicted class number equals the true one, or None if either is unknown."""
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def compute(self) -> dict[str, float]:
@@ -79,15 +79,17 @@ class NeighborAccuracy(StreamedMetric):
 
 
 def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, float]:
-    """Classify images (B, D) by logistic regression on standardized features (M, D) with classes (M,).
+    """Classify images with a linear probe: logistic regression on standardized features.
 
-    The regularization strength is selected on a held-out tenth of the training images; ties prefer stronger
-    regularization. The classifier is then trained on all training images. Returns the classes (B,) and the inverse
-    regularization strength C. Raises `ValueError` if a class has too few images to hold some out.
+    `features` (M, D) and `classes` (M,) are the training data, `others` (B, D) are the features of the images to
+    classify. The regularization strength is selected on a held-out tenth of the training images. If several values
+    are equally good, the strongest regularization is selected. The classifier is then trained on all training images.
+    Returns the predicted classes (B,) and the inverse regularization strength C. Raises `ValueError` if a class has
+    too few images to hold some out.
     """
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
-        # Candidates with weak regularization may not converge; only the final fit should warn
+        # Hide convergence warnings of candidates with weak regularization. Only the final fit should warn.
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         scores = [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())
@@ -98,7 +100,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the numbers of training and validation rows; the latter are a tenth of each class."""
+    """Return the row numbers of training and validation images. A tenth of each class is used for validation."""
     names = [str(number) for number in range(int(classes.max()) + 1)]
     features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
     halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
@@ -106,8 +108,8 @@ def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
-    """Train a linear classifier on features (M, D) with classes (M,), and return the classes (B,) of others (B, D)."""
-    from sklearn.linear_model import LogisticRegression  # Imported lazily: extraction does not need it
+    """Train a linear classifier on `features` (M, D) with `classes` (M,). Return its predictions (B,) for `others`."""
+    from sklearn.linear_model import LogisticRegression  # Imported lazily: feature extraction does not need it
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -118,27 +120,28 @@ def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, stre
 
 RANKS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
-TIE = 1e-6  # Cosine similarities that differ by less are equal within the precision of float32.
-MAX_COMPARED = 2**24  # Image-text pairs that are compared at a time.
+TIE = 1e-6  # Cosine similarities that differ by less than this are ties: float32 cannot distinguish them.
+MAX_COMPARED = 2**24  # Maximum number of image-text pairs compared at once, to limit memory.
 
 
 def retrieval_average_precision(
     features: Tensor, classes: Tensor, gallery: Tensor, gallery_classes: Tensor, own: Tensor | None = None
 ) -> Tensor:
-    """Return the average precision (B,) of retrieving images of the class of each query by cosine similarity.
+    """Return the average precision of image retrieval by cosine similarity.
 
-    Images of equal similarity share one rank, as in `average_precision_score` of scikit-learn.
+    For each query image, the images of the same class should rank first. Images of equal similarity share one rank, as
+    in `average_precision_score` of scikit-learn.
 
     Args:
         features: (B, D) features of the queries.
         classes: (B,) class numbers of the queries.
         gallery: (M, D) features of the images to search.
         gallery_classes: (M,) class numbers of the images to search.
-        own: (B,) index of each query in the gallery, which is excluded from its results; None if the gallery does not
-            contain the queries.
+        own: (B,) index of each query in the gallery. The query is excluded from its results. None if the gallery does
+            not contain the queries.
 
     Returns:
-        (B,) average precision in [0, 1], NaN if the gallery has no image of the class.
+        (B,) average precision of each query in [0, 1]; NaN if the gallery has no image of the same class.
     """
     similarity = F.normalize(features.float(), dim=1) @ F.normalize(gallery.float(), dim=1).T  # (B, M)
     is_right = classes[:, None] == gallery_classes  # (B, M)
@@ -147,21 +150,21 @@ def retrieval_average_precision(
         similarity[queries, own], is_right[queries, own] = -torch.inf, False
     similarity, order = similarity.sort(dim=1, descending=True)
     is_right = is_right.gather(1, order)
-    # For each image, the number of images at least as similar, and of those of the right class among them
+    # For each gallery image: the number of images at least as similar to the query, and how many have the right class
     found = torch.searchsorted(-similarity, -similarity, right=True)
     right = is_right.cumsum(dim=1).gather(1, found - 1)
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)
 
 
 class ComparedImage(NamedTuple):
-    """Normalized embeddings of an image (E,) and of its texts (n, E)."""
+    """Normalized embeddings of an image (E,) and of the texts that describe it (n, E)."""
 
     image_embeds: Tensor
     text_embeds: Tensor
 
 
 class ImageRecord(NamedTuple):
-    """Embeddings of an image (E,) and of its texts (n, E) in float32, and the captions."""
+    """Record of an image: float32 embeddings of the image (E,) and of its n captions (n, E), and the captions."""
 
     image: Tensor
     texts: Tensor
@@ -171,16 +174,16 @@ class ImageRecord(NamedTuple):
 class RetrievalMetric(StreamedMetric):
     """Recall of image-text retrieval among all evaluated images, in [0, 1].
 
-    `text_to_image_recall_at_k` is the share of texts whose image is among the k nearest images.
-    `image_to_text_recall_at_k` is the share of images with one of their texts among the k nearest texts. k is 1, 5 and
-    10; `mean_recall` is the mean of the six values. A wrong candidate at the same distance as the right one ranks
-    before it.
+    Recall is computed for k = 1, 5 and 10. `text_to_image_recall_at_k` is the share of texts for which the right image
+    is among the k nearest images. `image_to_text_recall_at_k` is the share of images for which a right text is among
+    the k nearest texts. `mean_recall` is the mean of the six values. In case of ties, wrong candidates rank before
+    right ones.
     """
 
     score_names = ("mean_recall", *(f"{way}_recall_at_{k}" for way in DIRECTIONS for k in RANKS))
 
     def record(self, prediction: ComparedImage, target: Mapping[str, Any]) -> ImageRecord:
-        """Return the embeddings and captions of an image as a record."""
+        """Return the embeddings of an image and of its captions, and the captions, as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))
 
@@ -191,7 +194,7 @@ class RetrievalMetric(StreamedMetric):
         return images, texts, torch.tensor([len(record.texts) for record in self.records])
 
     def compute(self) -> dict[str, float]:
-        """Return the scores of all images added so far, NaN if there are none."""
+        """Return the scores of all images added so far; NaN if there are no images."""
         if not self.records:
             return dict.fromkeys(self.score_names, math.nan)
         ranks = retrieval_ranks(*self.embeddings())
@@ -199,21 +202,23 @@ class RetrievalMetric(StreamedMetric):
 
 
 def with_mean_recall(recalls: Sequence[float]) -> dict[str, float]:
-    """Return the six recall values by name, with their mean."""
+    """Return a dict with the six recall values of `RetrievalMetric` and their mean."""
     return dict(zip(RetrievalMetric.score_names, [math.fsum(recalls) / len(recalls), *recalls], strict=True))
 
 
 def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ranks of the right texts and images.
+    """Return the rank of the best right text for each image, and the rank of the right image for each text.
+
+    A rank is the number of wrong candidates that are at least as near as the right one. Wrong candidates with NaN in
+    their embedding are considered near.
 
     Args:
         images: (N, E) normalized embeddings.
-        texts: (T, E) normalized embeddings, in the order of the images.
+        texts: (T, E) normalized embeddings. The texts of the first image come first.
         counts: (N,) number of texts of each image.
 
     Returns:
-        (N,) number of wrong texts that are at least as near to an image as the nearest of its own texts, and (T,)
-        number of wrong images that are at least as near to a text as its own image. Embeddings with NaN count as near.
+        Ranks (N,) for images and (T,) for texts, starting at 0.
     """
     images, texts = images.double(), texts.double()
     owners = torch.repeat_interleave(torch.arange(len(images)), counts)
@@ -226,12 +231,12 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     for rows in torch.arange(len(texts)).split(max(1, MAX_COMPARED // len(images))):
         similarity = texts[rows] @ images.T  # (b, N)
         own = similarity.gather(1, owners[rows, None])
-        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # Own image not counted
+        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # - 1: the right image itself
     return torch.cat(of_images), torch.cat(of_texts)
 
 
 def random_retrieval_recall(counts: Sequence[int]) -> dict[str, float]:
-    """Return the expected recall values of a random ranking.
+    """Return the expected scores of `RetrievalMetric` for a random ranking.
 
     Args:
         counts: Number of texts of each of the N images.

@@ -17,27 +17,29 @@ from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 
 
 OTHER_SIGMA = 0.05  # OKS sigma of keypoints that are not in COCO.
-CATEGORY = 0  # All objects have the same class.
+CATEGORY = 0  # COCO category number of all objects: keypoint detection has a single class.
 ERRORS = ("pck", "nme")
-CLOSE = 0.1  # Maximum error of a correct keypoint, relative to the length of PCK, for choosing a threshold.
+# Maximum error of a correct keypoint, relative to the reference length of PCK. Used for choosing the score threshold.
+CLOSE = 0.1
 
 
 class KeypointMetric(CocoMetric):
-    """COCO average precision of poses with at most 20 poses per image, PCK and NME.
+    """Metrics of poses: COCO average precision with at most 20 poses per image, PCK and NME.
 
-    A pose matches an object by their object keypoint similarity (OKS). The score of a pose is the mean of its keypoint
-    scores. PCK is the share of labeled keypoints that are predicted within `pck_threshold` times a reference length of
-    the object. NME is the mean distance divided by a reference length. Objects whose reference length is unknown or 0,
-    such as objects with a single labeled keypoint, are ignored.
+    Average precision matches poses with objects by their object keypoint similarity (OKS). The score of a pose is the
+    mean of its keypoint scores. PCK is the share of labeled keypoints that are predicted within `pck_threshold` times
+    a reference length of the object. NME is the mean distance divided by a reference length. PCK and NME ignore
+    objects with an unknown or zero reference length, such as objects with a single labeled keypoint.
 
     Args:
         names: The K keypoint names.
-        oks_sigmas: Localization tolerance of each keypoint, relative to the square root of the object area. By default
-            the values of COCO if the names are its 17 keypoints, else 0.05 each.
+        oks_sigmas: Localization tolerance of each keypoint, relative to the square root of the object area. The
+            default is the values of COCO if `names` are the 17 keypoints of COCO, else 0.05 for every keypoint.
         pck_threshold: Maximum error of a correct keypoint, relative to the reference length.
-        normalize: Two keypoints whose distance is the reference length of PCK and NME, such as the outer corners of
-            the eyes, or a shoulder and the opposite hip. By default, the reference length of PCK is the longer side of
-            the box around the labeled keypoints, and that of NME is the square root of the area of the object box.
+        normalize: Names of two keypoints. Their distance is the reference length of PCK and NME. Examples: the outer
+            corners of the eyes, or a shoulder and the opposite hip. By default, the reference length of PCK is the
+            longer side of the box around the labeled keypoints, and the reference length of NME is the square root of
+            the area of the object box.
 
     Raises:
         ImportError: if faster-coco-eval is not installed.
@@ -66,16 +68,16 @@ class KeypointMetric(CocoMetric):
         super().__init__({CATEGORY: "object"}, kpt_oks_sigmas=list(oks_sigmas))
         self.names = list(names)
         self.pck_threshold = pck_threshold
-        # Keypoints at the ends of the reference length
+        # Indices of the two keypoints that define the reference length
         self.ends = None if normalize is None else [self.names.index(name) for name in normalize]
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Return one object, its predicted pose, the errors of its keypoints, and the sort key of objects.
+        """Return the record of one object: target and predicted pose in COCO format, keypoint errors, and a sort key.
 
         Args:
             prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
-            target: `keypoints` (K, 3) in pixels with visibility (0 if not labeled), `box` (4,) as left, top, right,
-                bottom, `area` () in square pixels, and `image_id`, the number of the image.
+            target: `keypoints` (K, 3) as x and y in pixels and visibility (0 if not labeled), `box` (4,) as left, top,
+                right, bottom, `area` () in square pixels, and `image_id`, the number of the image.
 
         Raises:
             ValueError: if shapes do not match the names, or a prediction is not finite.
@@ -116,7 +118,7 @@ class KeypointMetric(CocoMetric):
                 **self._errors(distances, length, box),
             }
         )
-        # Keypoints without label count as absent. Labeled keypoints without reference length are excluded.
+        # Predictions of unlabeled keypoints are wrong. Labeled keypoints are excluded if there is no reference length.
         answers = [
             (score, bool(distance <= CLOSE * length))
             for score, distance in zip(scores.tolist(), distances, strict=True)
@@ -125,14 +127,15 @@ class KeypointMetric(CocoMetric):
         return {**record, "answers": answers, "num_truths": true_object["num_keypoints"] if length > 0 else 0}
 
     def compute(self) -> dict[str, float]:
-        """Return `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN without data."""
+        """Return `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck` in [0, 1], and `nme`. Scores without data are NaN."""
         means = {name: mean_without_nan(value for record in self.records for value in record[name]) for name in ERRORS}
         return {**super().compute(), **means}
 
     def best_threshold(self) -> Threshold | None:
-        """Return the score threshold of keypoints with the best F1, where a keypoint within `CLOSE` is correct.
+        """Return the score threshold of keypoints with the best F1.
 
-        None if accepting all keypoints is about as good.
+        A keypoint is correct if its error is at most `CLOSE` times the reference length. Returns None if accepting all
+        keypoints is about as good.
         """
         answers = [answer for record in self.records for answer in record["answers"]]
         count = sum(record["num_truths"] for record in self.records)
@@ -143,21 +146,21 @@ class KeypointMetric(CocoMetric):
         return best
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return `pck` and `nme` of each keypoint, NaN if it is ignored in all objects."""
+        """Return `pck` and `nme` of each keypoint; NaN for a keypoint that is ignored in all objects."""
         return {
             keypoint: {name: mean_without_nan(record[name][number] for record in self.records) for name in ERRORS}
             for number, keypoint in enumerate(self.names)
         }
 
     def _images(self) -> list[list[Record]]:
-        """Return the records of each image, in an order that does not depend on the processes."""
+        """Return the records of each image, in an order that does not depend on the number of processes."""
         records = sorted(self.records, key=itemgetter("image_id", "rank"))
         return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
 
     def _errors(self, distances: np.ndarray, length: float, box: np.ndarray) -> dict[str, list[float]]:
-        """Return the contribution of each keypoint to PCK and NME, NaN if it is ignored.
+        """Return the contribution of each keypoint to PCK and NME; NaN for ignored keypoints.
 
-        `distances` (K,) and `length` are the results of `_distances`; `box` (4,) is left, top, width, height.
+        `distances` (K,) and `length` are returned by `_distances`. `box` (4,) is left, top, width, height.
         """
         nme_length = np.sqrt(box[2] * box[3]) if self.ends is None else length
         correct = np.where(np.isnan(distances), np.nan, distances <= self.pck_threshold * length)
@@ -168,7 +171,10 @@ class KeypointMetric(CocoMetric):
         }
 
     def _distances(self, points: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return distances (K,) of points from the truth (K, 3), NaN if unlabeled, and the length for PCK."""
+        """Return the distances (K,) of predicted points from the target keypoints, and the reference length of PCK.
+
+        `truth` (K, 3) are x, y and visibility of the target keypoints. Distances of unlabeled keypoints are NaN.
+        """
         places, labeled = truth[:, :2], truth[:, 2] > 0
         distances = np.where(labeled, np.linalg.norm(points - places, axis=-1), np.nan)
         if self.ends is not None:
@@ -178,5 +184,8 @@ class KeypointMetric(CocoMetric):
 
 
 def default_oks_sigmas(names: Sequence[str]) -> list[float]:
-    """Return the OKS sigmas of COCO if the names are its 17 keypoints, in any order, else 0.05 each."""
+    """Return the OKS sigma of each keypoint.
+
+    If the names are the 17 keypoints of COCO, in any order, these are the values of COCO. Otherwise, each is 0.05.
+    """
     return list(oks_sigmas_of(names) or [OTHER_SIGMA] * len(names))

@@ -14,12 +14,12 @@ from .classification import LogitsMetric
 
 
 class LabelValueMetric(LogitsMetric):
-    """Base class of metrics that compare logits (K,) of an image with K labels or values, NaN if missing."""
+    """Base class of metrics that compare the logits (K,) of an image with K labels or values. Missing ones are NaN."""
 
     problem_type: str
 
     def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the logits and the labels of all images as float64 tables, one column per name."""
+        """Return two float64 tables with the logits and the labels of all images, with one column per name."""
         parts = zip(*self.records, strict=True)
         logits, labels = (pd.DataFrame(np.array(part, dtype=np.float64), columns=[*self.names]) for part in parts)
         return logits, labels
@@ -29,17 +29,17 @@ class LabelValueMetric(LogitsMetric):
         """Return a table of scores with one row per class or regression value."""
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return the scores of each class or value by name; empty if there is only one."""
+        """Return a dict of scores for each class or regression value; empty if there is only one."""
         return self.table().to_dict("index") if len(self.names) > 1 else {}
 
     def compute(self) -> dict[str, float]:
-        """Return `loss` and the means of the scores over classes or values; NaN without data."""
+        """Return `loss`, and the mean of each score over classes or regression values; NaN without data."""
         logits, labels = (torch.from_numpy(table.to_numpy(copy=True)) for table in self.tables())
         loss = classification_loss(logits, labels, self.problem_type)
         return dict(zip(("loss", *self.score_names), (loss.item(), *self.table().mean()), strict=False))
 
     def constant_scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Return the scores on labels (N, K) of a baseline that predicts the same logits (K,) for every image."""
+        """Return the scores of a baseline that predicts the same logits (K,) for every image, given labels (N, K)."""
         self.reset()
         self.update((logits, row) for row in labels)
         return self.compute()
@@ -48,8 +48,9 @@ class LabelValueMetric(LogitsMetric):
 class MultiLabelMetric(LabelValueMetric):
     """Mean average precision, and F1 scores of the labels with a probability above 0.5.
 
-    `mean_ap` is the mean over classes with a positive label, and `macro_f1` over classes with a positive label or
-    prediction. `micro_f1` is computed over all labels together. Definitions follow scikit-learn.
+    `mean_ap` is the mean average precision over classes with a positive label. `macro_f1` is the mean F1 over classes
+    with a positive label or a positive prediction. `micro_f1` is computed over all labels together. Definitions follow
+    scikit-learn.
     """
 
     problem_type = "multi_label_classification"
@@ -57,7 +58,7 @@ class MultiLabelMetric(LabelValueMetric):
 
     def table(self) -> pd.DataFrame:
         """Return `ap` and `f1` of each class."""
-        from sklearn.metrics import average_precision_score, f1_score  # Imported lazily: not every run needs it
+        from sklearn.metrics import average_precision_score, f1_score  # Imported lazily: most runs do not need it
 
         logits, labels = self.tables()
         found = {}
@@ -79,7 +80,7 @@ class MultiLabelMetric(LabelValueMetric):
 
 
 class RegressionMetric(LabelValueMetric):
-    """R², mean absolute error and root mean squared error, averaged over K values."""
+    """R², mean absolute error and root mean squared error, each averaged over the K regression values."""
 
     problem_type = "regression"
     score_names = ("r2", "mae", "rmse")

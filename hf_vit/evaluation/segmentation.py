@@ -20,8 +20,8 @@ from .detection import InstanceMetric
 class SemanticSegmentationMetric(StreamedMetric):
     """Mean IoU, pixel accuracy, mean accuracy and mean Dice over the pixels of all images, as in mmsegmentation.
 
-    Means of IoU and Dice include the classes that occur in targets or predictions (as in torchmetrics), the mean
-    accuracy those that occur in targets. Scores of other classes are NaN.
+    The means of IoU and Dice include all classes that occur in targets or predictions (as in torchmetrics). The mean
+    accuracy includes all classes that occur in targets. Scores of other classes are NaN.
 
     Args:
         names: The K class names.
@@ -36,14 +36,14 @@ class SemanticSegmentationMetric(StreamedMetric):
         self.ignore_index = ignore_index
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, np.ndarray]:
-        """Return the nonzero cells of the confusion matrix of one image, and their pixel counts.
+        """Return the positions and pixel counts of the nonzero cells of the confusion matrix of one image.
 
         Args:
             prediction: (H, W) class numbers.
-            target: (H, W) class numbers, or `ignore_index`.
+            target: (H, W) class numbers, with `ignore_index` at ignored pixels.
 
         Raises:
-            ValueError: if the sizes differ, or a class number is out of range.
+            ValueError: if prediction and target differ in size, or a class number is out of range.
         """
         answers, labels = as_array(prediction, np.int64), as_array(target, np.int64)
         check_same_size(answers, labels)
@@ -57,7 +57,7 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     @property
     def confusion_matrix(self) -> np.ndarray:
-        """Pixel counts (K, K) with one row per true class and one column per predicted class."""
+        """Pixel counts of all images, (K, K). Rows are true classes, columns are predicted classes."""
         counts = np.zeros(len(self.names) ** 2, dtype=np.int64)
         for record in self.records:
             counts[record["cells"]] += record["counts"]
@@ -67,7 +67,7 @@ class SemanticSegmentationMetric(StreamedMetric):
         """Return `iou`, `accuracy` (share of correctly predicted pixels) and `dice` of each class."""
         matrix = self.confusion_matrix
         right, labels, answers = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
-        with np.errstate(invalid="ignore"):  # Absent classes are 0 / 0 = NaN
+        with np.errstate(invalid="ignore"):  # Scores of absent classes are 0 / 0 = NaN
             scores = {
                 "iou": right / (labels + answers - right),
                 "accuracy": right / labels,
@@ -94,11 +94,11 @@ class SemanticSegmentationMetric(StreamedMetric):
 PANOPTIC, SEMANTIC, INSTANCE, TRIED = "panoptic", "semantic", "instance", "tried"
 DEFAULT_THRESHOLD = 0.5  # Minimum class probability of a segment.
 TRIED_THRESHOLDS = (0.2, 0.35, DEFAULT_THRESHOLD, 0.65, 0.8)
-MATCH_IOU = 0.5  # Segments match above this IoU, which makes matches unique.
+MATCH_IOU = 0.5  # Segments match if their IoU is above this value. Each segment then has at most one match.
 
 
 class MatchedSegments(NamedTuple):
-    """Counts of one class in an image: sum of the IoU of matches, true and false positives, false negatives."""
+    """Counts of one class in an image: IoU summed over matches, true positives, false positives, false negatives."""
 
     iou: float
     true_positives: int
@@ -109,8 +109,9 @@ class MatchedSegments(NamedTuple):
 class PanopticMetric(StreamedMetric):
     """Panoptic, segmentation and recognition quality, averaged over the classes that occur.
 
-    A predicted segment matches a target segment of its class if their IoU is above 0.5. Pixels outside of all target
-    masks are void: they are excluded from unions, and a segment that is mostly void is not a false positive.
+    A predicted segment matches a target segment of the same class if their IoU is above 0.5. Pixels outside of all
+    target masks are void. Void pixels are excluded from unions, and a predicted segment that consists mostly of void
+    pixels is not a false positive.
 
     Args:
         names: The K class names.
@@ -118,7 +119,7 @@ class PanopticMetric(StreamedMetric):
             `pq_things` and `pq_stuff`.
 
     Raises:
-        ValueError: if `thing_ids` has a number outside of the classes.
+        ValueError: if `thing_ids` contains a number that is not a class number.
     """
 
     score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
@@ -130,16 +131,17 @@ class PanopticMetric(StreamedMetric):
         check_labels(as_array(sorted(self.thing_ids), np.int64), self.names, "set of thing_ids")
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[int, MatchedSegments]:
-        """Return the matched segments of each class that occurs in one image.
+        """Return the counts of matched and unmatched segments for each class that occurs in one image.
 
         Args:
-            prediction: Output of `post_process_panoptic_segmentation`: `segmentation` (H, W) with segment ids (-1 and
-                0 mean no segment unless they are listed), and `segments_info`, dicts with `id` and `label_id` of each
-                segment.
+            prediction: Output of `post_process_panoptic_segmentation`: `segmentation` (H, W) with segment ids, and
+                `segments_info`, a list of dicts with `id` and `label_id` of each segment. The ids -1 and 0 mean no
+                segment unless `segments_info` contains them.
             target: `masks` (M, H, W) without overlaps, `class_labels` (M,) and, optionally, `is_crowd` (M,).
 
         Raises:
-            ValueError: if sizes differ, masks overlap, or class numbers or ids are unknown.
+            ValueError: if prediction and target differ in size, target masks overlap, or class numbers or segment ids
+                are unknown.
         """
         masks = as_array(target["masks"], np.bool_)
         target_labels = as_array(target["class_labels"], np.int64)
@@ -156,7 +158,7 @@ class PanopticMetric(StreamedMetric):
         return _match(overlap, target_labels, labels, crowd)
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return `pq`, `sq` and `rq` of each class, NaN if it occurs in no target and no prediction."""
+        """Return `pq`, `sq` and `rq` of each class; NaN for a class that occurs in no target and no prediction."""
         return {name: self._class_scores(label) for label, name in enumerate(self.names)}
 
     def compute(self) -> dict[str, float]:
@@ -181,7 +183,7 @@ class PanopticMetric(StreamedMetric):
 
 
 def _target_rows(masks: np.ndarray) -> np.ndarray:
-    """Return the target segment of each pixel (H, W), numbered from 1, or 0 for void pixels."""
+    """Return the number of the target segment at each pixel (H, W), starting at 1; 0 for void pixels."""
     if doubtful := int((masks.sum(axis=0) > 1).sum()):
         raise ValueError(
             f"{doubtful} pixels are in several target masks. Panoptic targets must not overlap; for overlapping "
@@ -191,7 +193,7 @@ def _target_rows(masks: np.ndarray) -> np.ndarray:
 
 
 def _predicted_columns(segmentation: np.ndarray, ids: list[int]) -> np.ndarray:
-    """Return the predicted segment of each pixel (H, W), numbered from 1, or 0 for no segment."""
+    """Return the number of the predicted segment at each pixel (H, W), starting at 1; 0 for no segment."""
     found, places = np.unique(segmentation, return_inverse=True)
     columns = {-1: 0, 0: 0} | {number: column for column, number in enumerate(ids, start=1)}
     if unlisted := [number for number in found.tolist() if number not in columns]:
@@ -204,9 +206,10 @@ def _match(
 ) -> dict[int, MatchedSegments]:
     """Match target and predicted segments, and return the counts of each class.
 
-    `overlap` (M + 1, P + 1) is the number of pixels shared by each target and predicted segment; the first row is
-    void, the first column is no segment. Target segments have classes (M,), predicted segments `labels` (P,). Targets
-    that are a `crowd` (M,) cannot be matched, but predictions inside them are not false positives.
+    `overlap` (M + 1, P + 1) is the number of pixels shared by each target segment (row) and predicted segment
+    (column). The first row is for void pixels, the first column for pixels without a predicted segment.
+    `target_labels` (M,) and `labels` (P,) are the classes of the segments. `crowd` (M,) marks target segments that are
+    crowds. Crowds cannot be matched, but predicted segments inside them are not false positives.
     """
     target_areas, areas = overlap[1:].sum(axis=1), overlap[:, 1:].sum(axis=0)  # (M,), (P,)
     void, overlap = overlap[0, 1:], overlap[1:, 1:]  # (P,), (M, P)
@@ -214,7 +217,7 @@ def _match(
     same_class = target_labels[:, None] == labels
     matched = (iou > MATCH_IOU) & same_class & ~crowd[:, None]
     excused = void + (overlap * (same_class & crowd[:, None])).sum(axis=0)
-    # Listed segments without pixels are ignored
+    # Segments without pixels are neither false negatives nor false positives.
     missed = ~matched.any(axis=1) & ~crowd & (target_areas > 0)
     invented = ~matched.any(axis=0) & (excused <= areas / 2) & (areas > 0)
     return {
@@ -229,9 +232,10 @@ def _match(
 
 
 class UniversalMetric(StreamedMetric):
-    """Metrics of universal segmentation.
+    """Metrics of universal segmentation: panoptic, semantic and instance segmentation.
 
-    Instance metrics need things; panoptic and semantic metrics need target masks without overlaps.
+    Instance metrics are computed if there are countable classes. Panoptic and semantic metrics are computed if target
+    masks do not overlap.
 
     Args:
         names: The K class names.
@@ -248,15 +252,15 @@ class UniversalMetric(StreamedMetric):
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
-        # Panoptic quality at candidate thresholds
+        # Metric of panoptic quality for each candidate score threshold
         self.tried = {threshold: PanopticMetric(names, thing_ids) for threshold in TRIED_THRESHOLDS}
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
         """Return the records of all metrics for one image.
 
         Args:
-            prediction: Prediction for each of `parts` by name and, optionally, as "tried" the segments at each of
-                `TRIED_THRESHOLDS`.
+            prediction: Dict from each name in `parts` to the prediction for that metric. The optional entry "tried" is
+                a dict from each of `TRIED_THRESHOLDS` to the segments predicted with that threshold.
             target: `masks` (M, H, W), `class_labels` (M,) and, optionally, `is_crowd` (M,).
         """
         record = {
@@ -280,12 +284,12 @@ class UniversalMetric(StreamedMetric):
         return {name: scores[part][name] for part in self.parts for name in self._names_of(part)}
 
     def _names_of(self, part: str) -> tuple[str, ...]:
-        """Return the reported scores of a metric: only the first one of semantic segmentation."""
+        """Return the names of the reported scores of one metric: all, or only the first for semantic segmentation."""
         names: tuple[str, ...] = self.parts[part].score_names
         return names[:1] if part == SEMANTIC else names
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return the scores of each class by all metrics that include it."""
+        """Return the scores of each class, combined from all metrics that evaluate this class."""
         classes: dict[str, dict[str, float]] = {name: {} for name in self.names}
         for part in self.parts.values():
             for name, scores in part.per_class().items():
@@ -293,15 +297,16 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def best_threshold(self) -> Threshold | None:
-        """Return the candidate score threshold of segments with the best PQ.
+        """Return the candidate score threshold of segments with the best panoptic quality (PQ).
 
-        0.5 is kept if it is about as good. Without PQ, the threshold of instances is returned.
+        Returns the default of 0.5 if it is about as good. If PQ is not computed, returns the best threshold for
+        instances.
         """
         if PANOPTIC not in self.parts:
             return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
         qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
         best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
-        if not qualities[best] > 0:  # NaN is not above 0 either
+        if not qualities[best] > 0:  # Also true for NaN
             return None
         best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
         return Threshold(best, qualities[best], measure="PQ")
@@ -313,7 +318,10 @@ class UniversalMetric(StreamedMetric):
 
 
 def class_map(target: Mapping[str, Any]) -> np.ndarray:
-    """Convert masks (M, H, W) without overlaps to a map (H, W) of class numbers; no class and crowds are 255."""
+    """Convert masks (M, H, W) without overlaps to a map (H, W) of class numbers.
+
+    Pixels in a crowd or outside of all masks are 255.
+    """
     target = without_crowds(dict(target))
     masks = target["masks"].numpy(force=True)
     labels = np.full(masks.shape[1:], IGNORED_LABEL)

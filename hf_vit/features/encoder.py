@@ -1,4 +1,4 @@
-"""Image features: tokens of a model, and as baselines raw pixels and tokens of an untrained model.
+"""Image features: tokens of a model. Raw pixels and the tokens of an untrained model serve as baselines.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without padding, P prefix tokens, D hidden size.
 """
@@ -48,21 +48,21 @@ class ImageEncoder:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The vector length of each feature; for "patches", the length of the vector of one patch."""
+        """Vector length of each feature. For "patches", it is the vector length of a single patch."""
         config = self.model.config
         pixels = config.num_channels * RAW_SIZE**2
         return {name: pixels if name == "pixels" else config.hidden_size for name in self.features}
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Tensor]) -> dict[str, Tensor | list[Tensor]]:
-        """Computes features.
+        """Computes the features of a batch of images.
 
         Args:
-            images: B tensors (C, H_i, W_i), not resized.
+            images: B tensors (C, H_i, W_i). They are resized by the image processor.
 
         Returns:
-            A tensor (B, D) for each feature. "patches" is a list of tensors (N_i, D), one per image, in row-major
-            order, and is returned with "grid" (B, 2) int32, the numbers of rows and columns of patches.
+            A dict with a tensor (B, D) for each feature. The feature "patches" is a list with a tensor (N_i, D) per
+            image, in row-major order. It comes with "grid" (B, 2) int32, the numbers of patch rows and columns.
         """
         inputs = self.processor(images=list(images), input_data_format="channels_first", return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -102,17 +102,17 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
     """Opens a saved or published model.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub.
+        name_or_path: Model folder, weights file, or name on the Hub.
         features: Keys of `FEATURES`.
         device: Device to run the model on.
 
     Raises:
         OSError: if there is no such model, or it has no image processor.
-        ValueError: if the type of model is not supported, or it does not have the features.
+        ValueError: if the type of model is not supported, or the model does not provide the features.
     """
-    with without_load_report():  # The load report would list the weights of the head, which are unused on purpose.
+    with without_load_report():  # The weights of the head are ignored on purpose and need not be reported as unused.
         model, info = load_with_info(HfViTModel, name_or_path, {})
-    # Features are taken before pooling layers, so their weights may be missing.
+    # Features do not use pooling layers, so the weights of pooling layers may be missing.
     check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
     processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
     return ImageEncoder(model.float().to(device), processor, features)

@@ -18,7 +18,7 @@ from ..training.checkpoints import write_atomically
 from .files import FeatureSplit
 
 
-# Title and number format of each column of the printed table
+# Maps a metric to the title and the number format of its column in the printed table
 COLUMNS = {
     "knn_accuracy": ("k-NN", ".2%"),
     "linear_probe_accuracy": ("linear probe", ".2%"),
@@ -27,20 +27,20 @@ COLUMNS = {
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
-MAX_PAIRS = 2**24  # Pairs of images compared at once, which limits memory
+MAX_PAIRS = 2**24  # Maximum number of image pairs compared at once, to limit memory
 FILE_NAME = "evaluation.json"
 
 
 def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]:
-    """Evaluates all features that have one vector per image.
+    """Evaluates all features that consist of one vector per image.
 
     Args:
         train: Features of the training images.
         test: Features of the test images.
 
     Returns:
-        The model, the splits, their sizes, and "scores" with the metrics of `COLUMNS`, in [0, 1], for each feature and
-        for the baseline that always predicts the most frequent training class.
+        A dict with the model, the names and sizes of the splits, and "scores": a dict with the metrics of `COLUMNS`
+        for each feature, and for a baseline that always predicts the most frequent training class.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -66,7 +66,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
-    """Returns the metrics of one feature.
+    """Returns the metrics in `COLUMNS` of one feature.
 
     Args:
         known: Features of the training images, (M, D).
@@ -76,7 +76,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
     """
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
-    # Queries are processed in chunks to limit the memory for their distances to all other images.
+    # Test images are processed in chunks, to limit the memory for their distances to all other images.
     for rows in torch.arange(len(truth)).split(max(1, MAX_PAIRS // max(len(truth), len(classes)))):
         queries, own = features[rows], truth[rows]
         neighbors.append(classify_by_neighbors(queries, known, classes))
@@ -103,7 +103,7 @@ def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable[[str], None]) -> None:
-    """Evaluates features, writes evaluation.json, and prints the scores as a table.
+    """Evaluates features, writes the scores to evaluation.json, and prints them as a table.
 
     Args:
         train: Features of the training images.

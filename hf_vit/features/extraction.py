@@ -97,7 +97,7 @@ class ExtractionArguments(SourceArguments):
 
 
 def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
-    """Returns the columns of a parquet file; `widths` contains the vector length of each feature."""
+    """Returns names and types of the columns of a parquet file. `widths` maps a feature to its vector length."""
     columns = Features({"file": Value("string"), **({"label": Value("string")} if has_labels else {})})
     for name, width in widths.items():
         vector = List(Value(dtype), length=width)
@@ -108,7 +108,10 @@ def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Featu
 
 
 def round_vectors(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
-    """Returns a feature of one image as an array; raises `ValueError` if a value exceeds the range of `dtype`."""
+    """Converts a feature of one image to an array of type `dtype`.
+
+    Raises `ValueError` if a value exceeds the range of `dtype`.
+    """
     rounded = vectors if name == "grid" else vectors.to(DTYPES[dtype])
     if rounded.isfinite().all() or not vectors.isfinite().all():
         return rounded.numpy(force=True)
@@ -128,7 +131,7 @@ class ReadImage(NamedTuple):
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Images of a split of `load_unlabeled_images`, with the number of channels that the image processor expects."""
+    """Decoded images of a split of `load_unlabeled_images`, with the number of channels that the processor expects."""
 
     def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
         self.rows = rows.cast_column("image", Image(decode=False))
@@ -152,20 +155,21 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
     """Writes the features of images to parquet files with `rows_per_shard` images each.
 
-    Missing files are distributed among processes. Each file is written by one process, so the content of files does
-    not depend on the number of processes or on interruptions. The columns are `file`, `label` if classes are known,
-    and one list of numbers per feature. For "patches", there is one list per patch, in row-major order, and `grid`
-    contains the numbers of rows and columns.
+    Files that do not exist yet are distributed among processes. Each file is written by one process, so the content of
+    files does not depend on the number of processes or on interruptions. The columns are `file`, `label` (if classes
+    are known), and one column per feature with a list of numbers for each image. The column "patches" contains a list
+    of numbers for each patch of an image, in row-major order. The column `grid` contains the numbers of patch rows and
+    columns.
 
     Args:
         args: Options of the extraction.
 
     Returns:
-        The number of images of each split. It is returned on every process as soon as that process is done.
+        The number of images of each split. Processes do not wait for each other before they return.
 
     Raises:
         OSError: if the model or images are missing, or an image cannot be read.
-        ValueError: if the data are invalid, or the folder contains other features.
+        ValueError: if the data are invalid, or the output folder contains features with other settings.
     """
     check_writable(Path(args.output_dir))
     state = PartialState(cpu=args.use_cpu)
@@ -188,7 +192,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
         settings.start(folder)
     shards = plan_shards(settings.images, args.rows_per_shard)
     missing = [shard for shard in shards if not (folder / shard.name).is_file()]
-    state.wait_for_everyone()  # No process writes files before all have listed the missing ones.
+    state.wait_for_everyone()  # No process may write files before all processes have listed the missing files.
     own = missing[state.process_index :: state.num_processes]
     total = sum(shard.stop - shard.start for shard in own)
     with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
@@ -208,17 +212,17 @@ def write_shard(
     """Writes the features of one shard to a file.
 
     Args:
-        folder: Folder for the file.
-        shard: Range of images.
+        folder: Output folder.
+        shard: Range of images in the split.
         split: All images of the split.
-        encoder: Computes the features.
+        encoder: Encoder that computes the features.
         args: Options of the extraction.
-        count: Called after each batch with the number of its images.
+        count: Function that is called after each batch with its number of images.
     """
     images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
     columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
     file = folder / shard.name
-    unfinished = file.with_suffix(".part")  # Renamed when the file is complete
+    unfinished = file.with_suffix(".part")  # Temporary name until the file is complete
     with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=args.batch_size) as writer:
         for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
             readable = _readable(batch, args.skip_unreadable)
@@ -244,11 +248,11 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
 
 
 def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
-    """Runs an extraction. Errors end the program with a one-line message.
+    """Runs a feature extraction. Errors end the program with a one-line message.
 
     Args:
-        values: Values of the options of `ExtractionArguments` by name, and optionally a `recipe`.
-        echo: Prints a line of text for the user; called on the first process only.
+        values: Dict from the names of options of `ExtractionArguments` to their values, and optionally a `recipe`.
+        echo: Function that prints a line of text for the user; called on the first process only.
     """
     try:
         (args,) = build((ExtractionArguments,), with_recipe(values))

@@ -1,4 +1,4 @@
-"""Feature folders: the settings that determine their content, division into files, and reading by column."""
+"""Folders of extracted features: the settings file, the division into parquet files, and reading single features."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from ..training.checkpoints import write_atomically
 
 
 SETTINGS_NAME = "features.json"
-PLACES = ("model", "dataset")  # Paths, which may change without changing the features
+PLACES = ("model", "dataset")  # Settings that are paths: they may change without any change of the features
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class FeatureSettings:
 
     Args:
         model: Name or path of the model.
-        dataset: Path or name of the images.
-        weights: Digest of the model's weights.
-        image_processor: Digest of the image processor's settings.
-        files: Digest of the names and contents of the images.
+        dataset: Name or path of the image dataset.
+        weights: Hash of the model weights.
+        image_processor: Hash of the image processor settings.
+        files: Hash of the names and contents of the images.
         images: Number of images of each split.
         features: Names of the features.
         dtype: Data type of the features.
@@ -48,14 +48,17 @@ class FeatureSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "FeatureSettings":
-        """Reads the settings of a feature folder; raises `OSError` if there are none."""
+        """Reads the settings file of a feature folder. Raises `OSError` if there is no such file."""
         file = folder / SETTINGS_NAME
         if not file.is_file():
             raise OSError(f"{folder} contains no features: there is no {file}. Run hf-vit features extract first.")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def start(self, folder: Path) -> None:
-        """Writes the settings to a new folder; raises `ValueError` if it contains other features or other files."""
+        """Writes the settings to a folder, unless it already contains equal settings.
+
+        Raises `ValueError` if the folder contains features with other settings, or files that are not features.
+        """
         file = folder / SETTINGS_NAME
         if file.is_file():
             found = FeatureSettings.read(folder)
@@ -73,7 +76,7 @@ class FeatureSettings:
         write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
 
     def check_comparable(self, other: "FeatureSettings") -> None:
-        """Raises `ValueError` if `other` was made with another model or another image processor."""
+        """Raises `ValueError` if `other` belongs to features of another model or another image processor."""
         for name in ("weights", "image_processor"):
             if vars(self)[name] != vars(other)[name]:
                 raise ValueError(
@@ -84,7 +87,11 @@ class FeatureSettings:
 
 @dataclass(frozen=True)
 class Shard:
-    """The images `start` to `stop` - 1 of a split, whose features are in file `number` of `count` files."""
+    """A range of images of a split, and the file for their features.
+
+    The range is from `start` to `stop` - 1. The file has the number `number` (from 0) among the `count` files of the
+    split.
+    """
 
     split: str
     number: int
@@ -94,12 +101,12 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The file name, in the naming scheme of the Hub."""
+        """File name of the shard, in the naming scheme of the Hub."""
         return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
 
 
 def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
-    """Divides splits into shards, given the number of images of each split."""
+    """Divides the images of each split into shards. `images` maps a split to its number of images."""
     return [
         Shard(split, number, math.ceil(size / rows_per_shard), start, min(start + rows_per_shard, size))
         for split, size in images.items()
@@ -109,14 +116,14 @@ def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class FeatureSplit:
-    """The features of the labeled images of a split.
+    """Features of the labeled images of a split.
 
     Args:
         name: Name of the split.
-        files: Parquet files, in order.
+        files: Parquet files of the split, in order.
         labels: Class name of each labeled image.
-        is_labeled: (rows,) bool, False for unlabeled images, which are skipped.
-        settings: Settings of the extraction.
+        is_labeled: (rows,) bool, one value per image in the files. Unlabeled images (False) are skipped.
+        settings: Settings with which the features were extracted.
     """
 
     name: str
@@ -127,11 +134,11 @@ class FeatureSplit:
 
     @property
     def vectors(self) -> list[str]:
-        """The names of the features that have one vector per image."""
+        """Names of the features that consist of one vector per image."""
         return [name for name in self.settings.features if name != "patches"]
 
     def read(self, feature: str) -> Tensor:
-        """Returns the vectors (M, D) float32 of the labeled images."""
+        """Returns one feature of all labeled images, (M, D) float32."""
         table = pa.concat_tables(pq.read_table(file, columns=[feature]) for file in self.files)
         width = table.schema.field(feature).type.list_size
         chunks = [chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, width) for chunk in table[feature].chunks]
@@ -139,11 +146,11 @@ class FeatureSplit:
 
 
 def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
-    """Opens the features of a split.
+    """Opens the features of the first split in `names` that exists.
 
     Args:
         folder: Output folder of `extract_features`.
-        names: Names of splits; the first existing one is opened.
+        names: Names of splits, in order of preference.
 
     Raises:
         OSError: if the folder contains no features.
@@ -177,13 +184,14 @@ def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureS
     """Opens the features of training and test images.
 
     Args:
-        folders: One folder whose split "test" or, if there is none, "validation" is evaluated; or two folders: that
-            of the training images, and that of the test images with any split.
+        folders: One or two feature folders. If there is one, its split "train" is used for training, and "test" or
+            else "validation" for evaluation. If there are two, the first one contains the training images, and the
+            second one the test images, in a split of any name.
 
     Raises:
         OSError: if a folder contains no features.
-        ValueError: if a split is missing or incomplete, the features come from two models, there are fewer than two
-            training classes, or no test image is labeled.
+        ValueError: if a split is missing or incomplete, the features come from different models, there are fewer than
+            two training classes, or no test image is labeled.
     """
     train = open_split(folders[0], ["train"])
     others = SPLITS[::-1] if len(folders) == 2 else SPLITS[:0:-1]  # "test" first
