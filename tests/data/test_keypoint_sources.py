@@ -41,7 +41,7 @@ def load(source: Path, **options: Any) -> KeypointData:
 def write_coco(
     folder: Path, file: str = "train/annotations.json", images: str = "train/images", **changes: Any
 ) -> Path:
-    """Write two images and their objects; `changes` replace lists of the JSON file."""
+    """Write two images and a COCO file of their objects. `changes` replaces lists in the COCO file."""
     for number, name in ((3, "a.png"), (4, "b.png")):
         write_image(folder / images / name, picture(number, SIZE))
     entries = [
@@ -57,7 +57,7 @@ def with_annotation(folder: Path, **changes: Any) -> Path:
 
 
 def table(data: KeypointData, split: str = "train") -> list[tuple[str, list, list, float]]:
-    """Return file, keypoints, box and area of every example."""
+    """Return the file name, keypoints, box and area of every example."""
     examples = data.examples(split)
     found = [examples[index] for index in range(len(examples))]
     return [(Path(e["file"]).name, e["keypoints"].tolist(), e["box"].tolist(), e["area"].item()) for e in found]
