@@ -81,7 +81,7 @@ def test_without_boxes_the_whole_image_is_the_object_and_no_objects_have_no_crop
 
 
 def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
-    """The first keypoint lies on the only bright pixel of the image, so both must have the same position in the crop."""
+    """The first keypoint lies on the only bright pixel of the image. Both must have the same position in the crop."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
