@@ -86,7 +86,7 @@ def odd_images() -> dict[str, bytes]:
 
 
 def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
-    # Training must use the same pixels as inference.
+    # Training must read the same pixels as inference.
     kinds = odd_images()
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)

@@ -159,7 +159,7 @@ def test_depth_has_a_scale(tmp_path):
 
 
 def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
-    """Return a table of images and masks as bytes, as on the Hub."""
+    """Return a table with images and masks as encoded bytes, like datasets on the Hub."""
     content = {
         image: [encoded(picture(number)) for number in range(count)],
         mask: [encoded(PILImage.fromarray(class_map(number))) for number in range(count)],

@@ -146,7 +146,7 @@ def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
 def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
     units = (METERS * scale).astype(dtype)
     assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
-    # The value needs 16 bits; decoding as an 8-bit image would truncate it.
+    # The value needs 16 bits. Decoding it as an 8-bit image would truncate it.
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 

@@ -22,7 +22,7 @@ from .errors import expect_error
 NAMES = ("nose", "left_ear", "right_ear")
 CATEGORY = {"id": 5, "name": "pet", "keypoints": list(NAMES), "skeleton": [[1, 2], [1, 3]]}
 WIDTH, HEIGHT = SIZE = (40, 30)
-# The first image has two labeled objects and an unlabeled one; the second image has one object.
+# COCO annotations: the first image has two labeled objects and an unlabeled one, the second image has one object.
 FIRST = [12, 8, 2, 20, 6, 1, 0, 0, 0]
 SECOND = [1, 2, 2, 3, 4, 2, 39, 29, 2]
 THIRD = [0, 0, 2, 5, 5.5, 2, 7, 7, 2]

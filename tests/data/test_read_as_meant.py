@@ -1,4 +1,4 @@
-"""Unusual data files are read as intended, or reported."""
+"""Data files with unusual contents are read as intended or raise an error."""
 
 import csv
 import json

@@ -81,7 +81,7 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
 def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: float) -> None:
-    """One box is exact (score 0.9), one is shifted (0.8; IoU 76 / 124 = 0.61), and one is a false positive."""
+    """One box is exact (score 0.9), one is shifted (score 0.8, IoU 76 / 124 = 0.61), and one is a false positive."""
     truth = target(BOX, [200, 10, 300, 110])
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])

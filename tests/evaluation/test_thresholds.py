@@ -110,7 +110,7 @@ def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away(
     )
     wrong = detections((box, 0.7)), truth(box, label=1)
     metric.update([metric.record(*image)])
-    # The threshold lies between 0.8 and the score of the duplicate box; the crowd is ignored.
+    # The threshold lies between 0.8 and the score of the duplicate box. The crowd annotation is ignored.
     assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
     assert chosen(metric).quality == pytest.approx(2 / 3)

@@ -80,7 +80,7 @@ def test_a_configuration_refuses(row: Row, tmp_path: Path) -> None:
 
 @parametrize(rows(configure, (StrictDataclassError, TypeError, ValueError), TYPES))
 def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
-    with pytest.raises(row.error) as caught:  # raised by transformers, with two lines
+    with pytest.raises(row.error) as caught:  # transformers raises a message of two lines
         row.call(row.make(Path()))
     assert all(word.lower() in str(caught.value).lower() for word in row.words)
 

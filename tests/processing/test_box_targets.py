@@ -37,7 +37,7 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_box_stays_around_its_object_and_comes_back(geometry):
-    """The image is white inside the box and black elsewhere, resized by nearest neighbor."""
+    """The image is white inside the box and black elsewhere, so transformed boxes must enclose the white pixels."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}

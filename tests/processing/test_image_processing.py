@@ -60,8 +60,8 @@ def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
     difference = first - second
     if not is_bilinear or size[0] > image.shape[0] or size[1] > image.shape[1]:
         assert not difference.any()  # both backends use PIL in these cases
-    # PIL rounds to gray levels between its two passes, and so does torchvision on CPUs with AVX2. Without AVX2,
-    # torchvision does not, which adds a difference of at most half a level and a quarter on average.
+    # PIL rounds to gray levels between the two passes of resizing. Torchvision does this only on CPUs with AVX2.
+    # Without AVX2, results differ additionally by at most half a gray level and by a quarter on average.
     assert difference.abs().max() <= 1
     assert difference.abs().mean() < (0.25 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 0.05)
     assert difference.mean().abs() < 0.05

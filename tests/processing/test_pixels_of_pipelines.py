@@ -101,7 +101,7 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = torch.from_numpy(np.array(load_image(file))).movedim(-1, 0)  # (3, H, W)
-        assert torch.equal(read_uint8(example["image"], 3), expected), file  # as in augmentation
+        assert torch.equal(read_uint8(example["image"], 3), expected), file  # same reading function as in augmentation
         # Evaluation decodes images in this way.
         assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file
         assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file

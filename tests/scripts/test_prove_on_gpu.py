@@ -110,7 +110,7 @@ def test_parts_have_the_folders_that_are_given(tmp_path: Path) -> None:
     parts = prove_on_gpu.all_parts(prove_on_gpu.parse(words))
     assert {"kernels", "speed_base", "cifar10", "mae", "regularization", "depth_estimation"} <= set(parts)
     assert "object_detection" not in parts
-    # Training output is inside the folder of its part, which is deleted if the part runs again.
+    # The training output is inside the folder of the part, which is deleted before the part runs again.
     for name in ("cifar10", "mae"):
         folders = [command[command.index("--output_dir") + 1] for command in parts[name].commands]
         assert all(Path(folder).parent == tmp_path / name for folder in folders)

@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class ParsedError(BaseException):
-    """Stops a script after its arguments are parsed. It is a BaseException, so that no error handler catches it."""
+    """Raised to stop a script after argument parsing. Handlers of `Exception` do not catch it."""
 
 
 def blocks_of(file: Path) -> list[Block]:
@@ -144,7 +144,7 @@ def check_names(code: str) -> None:
 
 
 def paths_in_tree(tree: str) -> Iterator[str]:
-    """Yield the paths in a directory tree. A level is indented by two spaces; a description follows two spaces."""
+    """Yield the paths in a directory tree. Levels are indented by two spaces. Descriptions follow two spaces."""
     folders: list[str] = []
     for line in tree.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
