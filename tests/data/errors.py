@@ -1,4 +1,4 @@
-"""Check of an error message in one line."""
+"""Helper function that checks an error message."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Data folders as a Mac packs them."""
+"""Helper function that adds the metadata files that macOS writes to archives."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def apple_double(file: Path) -> None:
 
 
 def pack_on_a_mac(folder: Path) -> None:
-    """Write what a Mac stores beside each file of a folder, and beside the folder."""
+    """Write the metadata files that macOS creates for a folder and for each file in it."""
     for file in [file for file in folder.rglob("*") if file.is_file()]:
         apple_double(file)
     apple_double(folder / "__MACOSX")

@@ -19,7 +19,7 @@ def test_boxes_of_the_proportions_of_the_crop_span_it_and_others_grow_around_the
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     moved = apply_matrix(torch.tensor([[10.0, 20.0], [40.0, 60.0], [25.0, 40.0]]), matrix)
     assert torch.allclose(moved, torch.tensor([[0.0, 0.0], [47.0, 63.0], [23.5, 31.5]]))
-    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # boxes that are wider and narrower than the crop
+    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # one box is wider than the crop, one is narrower
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))
         half = torch.tensor([1.25 * 15, 1.25 * 20])

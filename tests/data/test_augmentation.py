@@ -15,7 +15,7 @@ OFF = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "none", "r
 
 
 def draws(count: int = 40, **options: object) -> torch.Tensor:
-    """Return augmented images with one option enabled."""
+    """Return randomly augmented images. Only the given options are enabled."""
     transform = image_classification_augmentation((32, 48), num_channels=1, **{**OFF, **options})
     torch.manual_seed(0)
     return torch.stack([transform(GRADIENT) for _ in range(count)])
@@ -32,8 +32,8 @@ def test_without_any_change_images_are_only_resized() -> None:
 def test_crops_differ_and_keep_at_least_their_share() -> None:
     spreads = [int(image.max()) - int(image.min()) for image in draws(min_crop_scale=0.3)]
     assert len(set(spreads)) > 20
-    # Rows span almost all gray levels. A crop of 30 % of the area with an aspect ratio of at most 4/3 has 40 % of the
-    # rows.
+    # The image is a vertical gradient over almost all gray levels. A crop with 30 % of the area and an aspect ratio
+    # of at most 4/3 contains at least 40 % of the rows.
     assert min(spreads) > 255 * 0.4
     assert max(spreads) < 256
 
@@ -108,7 +108,7 @@ def test_erasing_blanks_a_rectangle() -> None:
 
 def test_colors_are_converted_as_by_the_image_processor() -> None:
     transform = image_classification_augmentation((8, 8), **OFF)
-    # Converted to RGB like in pipelines.
+    # Images are converted to RGB in the same way as in pipelines.
     assert transform(Image.new("RGBA", (9, 9), (7, 7, 7, 0))).unique().tolist() == [7]
     assert transform(Image.new("I;16", (9, 9), 128)).unique().tolist() == [128]
     assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
@@ -117,7 +117,7 @@ def test_colors_are_converted_as_by_the_image_processor() -> None:
 def test_floats_become_whole_numbers_rather_than_clamped_to_one() -> None:
     gray = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
     transform = image_classification_augmentation((60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"})
-    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # PIL truncates fractions
+    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # PIL truncates float values
         torch.manual_seed(0)
         image = transform(floats)
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_floats_become_whole_numbers_rather_than_clamped_to_one() -> None:
 def test_images_of_other_channels_may_be_moved_but_not_recolored() -> None:
     image = Image.new("RGBA", (9, 9))
     transform = image_classification_augmentation((8, 8), num_channels=4, auto_augment="affine")
-    assert pickle.loads(pickle.dumps(transform))(image).shape == (4, 8, 8)  # as in a worker process
+    assert pickle.loads(pickle.dumps(transform))(image).shape == (4, 8, 8)  # worker processes pickle transforms
     with pytest.raises(ValueError, match=r"'randaugment' changes colors, .*num_channels=4.*Set auto_augment to none"):
         image_classification_augmentation((8, 8), num_channels=4, auto_augment="randaugment")
 

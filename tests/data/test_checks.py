@@ -22,7 +22,7 @@ from .errors import expect_error
 def damaged(tmp_path: Path) -> Dataset:
     """Write six images in two classes: a/1.jpg is truncated, b/1.jpg contains text and b/2.jpg is empty."""
     write_pictures(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(3)))
-    # Large enough to be partly decoded.
+    # This image is large enough to be decoded in part after truncation.
     picture(0, (200, 200)).save(tmp_path / "a" / "1.jpg")
     truncate(tmp_path / "a" / "1.jpg", 0.9)
     (tmp_path / "b" / "1.jpg").write_text("<html>not found</html>")
@@ -31,7 +31,7 @@ def damaged(tmp_path: Path) -> Dataset:
 
 
 def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
-    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # PIL does not detect the truncation
+    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # `verify` does not detect the truncation
     unreadable = unreadable_images(damaged)
     assert list(unreadable) == [1, 4, 5]
     assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg cannot be decoded: image file is truncated")
@@ -62,12 +62,12 @@ def test_images_that_are_no_files_are_named_too(monkeypatch):
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train cannot be decoded")
     assert unreadable[3] == "image 3 of train is missing. Add it, or remove its row."
-    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # images too large to be safe
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # limit above which PIL refuses images
     assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
 
 
 def odd_images() -> dict[str, bytes]:
-    """Return encoded images that decoders read differently."""
+    """Return encoded images that different decoders read differently."""
     color, gray = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
     alpha = color.copy()
     alpha.putalpha(gray)
@@ -86,7 +86,7 @@ def odd_images() -> dict[str, bytes]:
 
 
 def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
-    # Training must use the same pixels as inference.
+    # Training must read the same pixels as inference.
     kinds = odd_images()
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)
@@ -149,7 +149,7 @@ def test_another_seed_holds_out_other_images():
     held_out = [hold_out(train, 0.2, seed)["test"]["number"][:] for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
     assert Counter(hold_out(train, 0.2, seed=1)["test"]["label"]) == {0: 10, 1: 10}
-    assert len(hold_out(labeled(10, 0, 10))["test"]) == 2  # a class without an image does not matter
+    assert len(hold_out(labeled(10, 0, 10))["test"]) == 2  # classes without images are ignored
     for fraction in (0, 1, -0.1, 5):
         expect_error(f"train_val_split={fraction} is not a valid fraction", hold_out, labeled(10, 10), fraction)
 

@@ -36,7 +36,7 @@ PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch
 
 
 def draws(target: dict[str, Tensor], count: int = 20, size: tuple[int, int] = (96, 128), **options: Any) -> list[dict]:
-    """Return augmented examples with some options enabled."""
+    """Return randomly augmented examples. Only the given options are enabled."""
     transform = DenseAugmentation(size, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform({"image": PLACES, "file": "a.jpg", **target}) for _ in range(count)]
@@ -52,7 +52,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
         is_inside = labels != 255
         assert is_inside.float().mean() > 0.2
         distance = (image[channel].long() - labels)[is_inside].abs()
-        # Adjacent pixels differ by up to two at the smallest scale. Rotated edges are blended with the frame.
+        # At the smallest scale, adjacent pixels differ by up to 2. Rotation blends the image border with the padding.
         enough = 0.96 if "max_rotation" in options else 0.999
         assert (distance <= 2).float().mean() > enough
         assert ((image == 128).all(dim=0) | is_inside).float().mean() > enough
@@ -63,7 +63,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
 def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
     places = 1 + ROWS // 8
     masks = torch.stack([places == 3, places == 9, (places >= 9) & (places < 16)])
-    # Crops dominated by one class are redrawn, which would change all later random numbers.
+    # Disabled, because redrawing crops dominated by one class would change all later random numbers.
     options = {**options, "max_class_share": 1.0}
     labels = draws({"segmentation_map": places}, **options)
     depths = draws({"depth_map": places.float()}, **options)
@@ -89,7 +89,7 @@ def test_masks_out_of_sight_and_crowds_are_dropped() -> None:
     assert {tuple(example["class_labels"].tolist()) for example in found} == {(), (2,)}
     [empty] = draws({"masks": masks[:0], "class_labels": torch.tensor([])}, count=1, max_rotation=9.0)
     assert empty["masks"].shape == (0, 96, 128)
-    # Crowds are not learned.
+    # Crowd annotations are not used for training.
     masks = torch.stack([COLUMNS < 120, COLUMNS >= 120])
     target = {"masks": masks, "class_labels": torch.tensor([1, 2]), "is_crowd": torch.tensor([True, False])}
     [example] = draws(target, count=1)
@@ -123,7 +123,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(shape, size, keep_as
     for places, side in ((rows, 0), (columns, 1)):
         labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
         inside = labels[labels < 255]
-        # Size of a new pixel in original pixels.
+        # Size of an augmented pixel in pixels of the original image.
         seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
@@ -158,7 +158,7 @@ def test_crops_of_one_class_are_drawn_anew() -> None:
 
     assert sum(share > 0.75 for share in shares(1.0)) > 30
     assert sum(share > 0.75 for share in shares(0.75)) < sum(share > 0.75 for share in shares(1.0)) / 2
-    # If every crop contains a single class or no class, such a crop is accepted.
+    # A crop with a single class or no class is accepted if there are no other crops.
     for number in (0, 255):
         [example] = draws({"segmentation_map": torch.full_like(labels, number)}, count=1, max_class_share=0.5)
         assert (example["segmentation_map"] == number).all()

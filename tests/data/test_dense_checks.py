@@ -1,4 +1,4 @@
-"""Checks before training: invalid images and targets."""
+"""Checks before training find invalid images and invalid targets."""
 
 from pathlib import Path
 

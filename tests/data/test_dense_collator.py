@@ -59,7 +59,7 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
     )
     assert not {"targets", "files"} & batch.keys()
     for number, width in enumerate(WIDTHS):
-        # Values at the centers of the new pixels.
+        # Expected values at the centers of the resized pixels.
         places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8
         if kind is UNIVERSAL:
             assert batch["mask_labels"][number].dtype == torch.float32

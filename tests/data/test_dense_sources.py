@@ -159,7 +159,7 @@ def test_depth_has_a_scale(tmp_path):
 
 
 def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
-    """Return a table of images and masks as bytes, as on the Hub."""
+    """Return a table with images and masks as encoded bytes, like datasets on the Hub."""
     content = {
         image: [encoded(picture(number)) for number in range(count)],
         mask: [encoded(PILImage.fromarray(class_map(number))) for number in range(count)],
@@ -211,7 +211,7 @@ def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
     assert masks == [(np.array(labels) == number).astype(int).tolist() for number in classes]
     classes, masks = regions(labels, tmp_path, "car", "road")
     assert classes == [0, 1, 2, 2, 2]
-    # Pieces separated by an unlabeled pixel, or that touch at a corner, belong to one segment.
+    # Regions that are separated by unlabeled pixels or touch at a corner belong to one segment.
     assert masks[2:] == [
         [[1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]],
@@ -269,7 +269,7 @@ SQUARE = {"category_id": 3, "segmentation": [[1, 1, 5, 1, 5, 4, 1, 4]]}
 
 
 def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
-    run_lengths = {"size": list(SHAPE), "counts": [6, 12, 30]}  # a mask of the second and third column
+    run_lengths = {"size": list(SHAPE), "counts": [6, 12, 30]}  # mask that covers the second and third column
     write_instances(
         tmp_path,
         SQUARE,

@@ -32,7 +32,7 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
     image = PILImage.fromarray(numbers.astype(dtype))
     if mode == "P":
-        image.putpalette([9, 9, 9] * 256)  # all colors of the palette are equal
+        image.putpalette([9, 9, 9] * 256)  # all palette entries have the same color
     assert image.mode == mode
     file = "TIFF" if mode == "I" else "PNG"
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
@@ -150,7 +150,7 @@ def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
 def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
     units = (METERS * scale).astype(dtype)
     assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
-    # The value needs 16 bits; decoding as an 8-bit image would truncate it.
+    # The value needs 16 bits. Decoding it as an 8-bit image would truncate it.
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 

@@ -25,7 +25,7 @@ BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
 def paint() -> Tensor:
-    """Paint a red and a green object, whose centers are also blue."""
+    """Return an image of a red and a green object, each with a blue mark at its center."""
     image = torch.zeros(3, 180, 240, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in enumerate(BOXES.int().tolist()):
         image[channel, y1:y2, x1:x2] = 255
@@ -38,7 +38,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", "boxes": BOXES, "class_labels": to
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Return augmented examples with some options enabled."""
+    """Return randomly augmented examples. Only the given options are enabled."""
     transform = DetectionAugmentation(SIZE, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
@@ -68,7 +68,7 @@ def test_objects_stay_as_long_as_their_center_does(options: dict[str, Any]) -> N
             is_seen = (example["image"][2] > 160) & (example["image"][number] > 160)
             if number in example["class_labels"]:
                 assert is_seen.any()
-            elif is_seen.any():  # the image border cuts the mark off
+            elif is_seen.any():  # the image border cuts off the mark
                 x1, y1, x2, y2 = box_around(is_seen).tolist()
                 assert min(x1, y1, SIZE[1] - x2, SIZE[0] - y2) == 0
 
@@ -85,13 +85,13 @@ def test_objects_are_cut_away_one_by_one_or_all_and_none_is_fine() -> None:
 def test_objects_without_a_pixel_and_crowds_are_dropped() -> None:
     thin = torch.tensor([[20.0, 30.0, 20.0, 110.0], [20.0, 30.0, 21.5, 110.0], [20.0, 30.0, 23.0, 110.0]])
     example = {**EXAMPLE, "boxes": thin, "class_labels": torch.arange(3)}
-    # A width of 240 pixels is resized to 128.
+    # The image width is resized from 240 to 128 pixels.
     assert [list(made["class_labels"]) for made in draws(1, example)] == [[2]]
     assert [list(made["class_labels"]) for made in draws(1, example, scale_range=(0.5, 0.5))] == [[]]
     crowd = {**EXAMPLE, "is_crowd": torch.tensor([True, False]), "areas": torch.tensor([5600.0, 4000.0])}
     [example] = draws(1, crowd)
     assert example["class_labels"].tolist() == [1]
-    assert not {"is_crowd", "areas"} & example.keys()  # areas refer to the original image
+    assert not {"is_crowd", "areas"} & example.keys()  # areas of the original image would be wrong after augmentation
 
 
 def test_images_of_any_size_mode_and_number_of_channels_are_taken() -> None:

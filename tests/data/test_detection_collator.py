@@ -20,7 +20,7 @@ def picture(width: int) -> Image.Image:
 
 
 def objects(width: int, *numbers: int) -> dict[str, Any]:
-    """Return an example of height 30 with objects of these classes; the last one is a crowd."""
+    """Return an example of height 30 with one object per class number. The last object is a crowd."""
     boxes = torch.tensor([[4.0 * number, 3.0, 4 * number + 8, 18] for number in numbers]).reshape(-1, 4)
     return {
         "image": picture(width),

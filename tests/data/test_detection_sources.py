@@ -40,7 +40,7 @@ def load(source: Path, **options: Any) -> TargetData:
 
 
 def check_scenes(data: TargetData, splits: tuple[str, ...] = ("train", "val")) -> None:
-    """Assert that the data equals the scenes."""
+    """Assert that the loaded data equals `SCENES`."""
     assert (list(data.splits), data.names) == ([SPLITS[split] for split in splits], NAMES)
     for split in splits:
         examples = data.examples(SPLITS[split])
@@ -96,7 +96,7 @@ def voc_beside_images(folder: Path) -> None:
 
 
 def voc_with_parts(folder: Path) -> None:
-    voc_beside_images(folder)  # a part of an object is no object
+    voc_beside_images(folder)  # parts of objects are not loaded as objects
     part = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
     (folder / "train" / "c.xml").write_text(voc_xml(SCENES["train"][2], part))
 
@@ -121,7 +121,7 @@ def yolo_of_roboflow(folder: Path) -> None:
 
 
 def yolo_of_polygons(folder: Path) -> None:
-    yolo_with_yaml(folder)  # the box around each polygon is taken
+    yolo_with_yaml(folder)  # polygons in label files are converted to bounding boxes
     (folder / "labels" / "train" / "c.txt").write_text("0 0 0 1 0 0.5 0.5 0.25 0.25\n\n")
 
 
@@ -159,7 +159,7 @@ def test_every_layout_gives_the_same_targets(tmp_path: Path, write: Callable[[Pa
 def as_structs(
     labels: Any, convert: Callable[..., list[float]], names: Callable[[str], Any]
 ) -> Callable[[str], Dataset]:
-    """Return tables whose objects are a list of structs."""
+    """Return tables in which the objects of an image are a list of structs."""
 
     def table(split: str) -> Dataset:
         objects = [
@@ -354,7 +354,7 @@ def test_bad_descriptions_of_yolo_are_named(tmp_path: Path, content: str, messag
 
 
 def with_annotation(folder: Path, **changes: Any) -> Path:
-    """Write the scenes with a changed annotation of the last image."""
+    """Write the scenes as files, with changes to the annotation of the last image."""
     annotations = coco_content("train")["annotations"]
     return write_coco_boxes(folder, annotations=[{**annotations[0], **changes}, *annotations[1:]])
 

@@ -1,4 +1,4 @@
-"""Fingerprints of datasets depend on the content, not on the location."""
+"""Fingerprints of datasets depend on the content of the files, not on their location."""
 
 import shutil
 from pathlib import Path

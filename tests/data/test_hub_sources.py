@@ -1,4 +1,4 @@
-"""Names on the Hub are loaded from there, by all kinds of loaders in a single new process."""
+"""All data loaders download datasets from the Hub by name. They run in one new process."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..helpers.hub import serve
 from ..helpers.object_files import NAMES, SCENES, boxes_table
 
 
-# The address of the Hub is read at import.
+# A new process, because huggingface_hub reads the address of the Hub at import.
 CODE = """
 import json, sys
 from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation

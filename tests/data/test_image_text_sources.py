@@ -1,4 +1,4 @@
-"""Images and captions from all sources, with all captions of an image together."""
+"""Images with captions from all sources. All captions of an image are grouped in one example."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ CAPTIONS = [["a dog", "it runs"], ["two cats"], ["a car", "it is red"]]
 
 
 def by_file(data: TargetData, split: str = "train") -> dict[str, list[str]]:
-    """Return the captions of each image in order."""
+    """Return the captions of each image file, in order."""
     rows = data.splits[split]
     return {Path(row["file"]).name: row["captions"] for row in rows.select_columns(["file", "captions"])}
 
@@ -45,7 +45,7 @@ def rows_of(*captions: list[str]) -> list[dict[str, Any]]:
 
 def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> None:
     single = [{"file_name": f"{number}.png", "text": text} for number in range(3) for text in CAPTIONS[number]]
-    apart = [single[0], *single[2:], single[1]]  # rows of the same image need not be adjacent
+    apart = [single[0], *single[2:], single[1]]  # rows of one image need not be adjacent
     lists = [{**row, "text": row["captions"][0]} for row in rows_of(*CAPTIONS)]
     for name, rows in (("train.csv", apart), ("metadata.jsonl", apart), ("metadata.jsonl", lists)):
         folder = tmp_path / f"{name}-{len(rows)}"

@@ -34,7 +34,7 @@ PAIRS = ((0, 1),)
 
 
 def paint() -> Tensor:
-    """Paint the first three keypoints as a red, a green and a blue spot."""
+    """Return an image with a red, a green and a blue spot at the first three keypoints."""
     rows, columns = torch.meshgrid(torch.arange(180.0), torch.arange(240.0), indexing="ij")
     blots = [(-((columns - x) ** 2 + (rows - y) ** 2) / 18).exp() for x, y, _ in KEYPOINTS[:3].tolist()]
     return (255 * torch.stack(blots)).round().to(torch.uint8)
@@ -47,14 +47,14 @@ EXAMPLE = {
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Return augmented examples with some options enabled."""
+    """Return randomly augmented examples. Only the given options are enabled."""
     transform = KeypointAugmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
 
 
 def center(blot: Tensor) -> Tensor:
-    """Return the mean position (x, y) of a spot (h, w)."""
+    """Return the mean position (x, y) of the bright pixels in an image channel (h, w)."""
     rows, columns = torch.meshgrid(*(torch.arange(float(length)) for length in blot.shape), indexing="ij")
     return torch.stack(((columns * blot).sum(), (rows * blot).sum())) / blot.sum()
 
@@ -72,11 +72,11 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
             x, y, visibility = keypoints[number].tolist()
             if visibility == 0:
                 assert keypoints[number].tolist() == [0, 0, 0]
-                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the blob is outside of the crop
+                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the spot is outside of the crop
                 continue
             assert visibility == KEYPOINTS[channel, 2]
             assert image[channel, round(y), round(x)] > 200
-            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # the whole blob is inside the crop
+            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # the whole spot is inside the crop
                 assert (center(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
                 checked += 1
     assert checked > 10
@@ -87,7 +87,7 @@ def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -
     processor = HfViTImageProcessor(
         size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
     )
-    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # the box of an object and the box of the whole image
+    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # box of an object, box of the whole image
         for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
             [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
             expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")

@@ -22,7 +22,7 @@ from .errors import expect_error
 NAMES = ("nose", "left_ear", "right_ear")
 CATEGORY = {"id": 5, "name": "pet", "keypoints": list(NAMES), "skeleton": [[1, 2], [1, 3]]}
 WIDTH, HEIGHT = SIZE = (40, 30)
-# The first image has two labeled objects and an unlabeled one; the second image has one object.
+# COCO annotations: the first image has two labeled objects and an unlabeled one, the second image has one object.
 FIRST = [12, 8, 2, 20, 6, 1, 0, 0, 0]
 SECOND = [1, 2, 2, 3, 4, 2, 39, 29, 2]
 THIRD = [0, 0, 2, 5, 5.5, 2, 7, 7, 2]
@@ -41,7 +41,7 @@ def load(source: Path, **options: Any) -> KeypointData:
 def write_coco(
     folder: Path, file: str = "train/annotations.json", images: str = "train/images", **changes: Any
 ) -> Path:
-    """Write two images and their objects; `changes` replace lists of the JSON file."""
+    """Write two images and a COCO file of their objects. `changes` replaces lists in the COCO file."""
     for number, name in ((3, "a.png"), (4, "b.png")):
         write_image(folder / images / name, picture(number, SIZE))
     entries = [
@@ -57,7 +57,7 @@ def with_annotation(folder: Path, **changes: Any) -> Path:
 
 
 def table(data: KeypointData, split: str = "train") -> list[tuple[str, list, list, float]]:
-    """Return file, keypoints, box and area of every example."""
+    """Return the file name, keypoints, box and area of every example."""
     examples = data.examples(split)
     found = [examples[index] for index in range(len(examples))]
     return [(Path(e["file"]).name, e["keypoints"].tolist(), e["box"].tolist(), e["area"].item()) for e in found]

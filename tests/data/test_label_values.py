@@ -1,4 +1,4 @@
-"""Multi-label and regression targets: detection, reading, and errors."""
+"""Multi-label and regression targets: detection of the problem type, reading of labels, and errors."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def write_table(folder: Path, *rows: str, name: str = "train.csv") -> Path:
 
 
 def read(source: Path, problem_type: Any = None, **options: Any) -> tuple[str, list[str], np.ndarray]:
-    """Return the label column, the names, and the values of the first split."""
+    """Return the name of the label column, the label names, and the label values of the first split."""
     rows = next(iter(load_image_classification(str(source), problem_type=problem_type, **options).values()))
     column = FLAGS if FLAGS in rows.column_names else VALUES
     return column, list(rows.features[column]), value_table(rows).to_numpy()
@@ -59,13 +59,13 @@ def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     expect(read(table, label_separator=separator), FLAGS, ["cat", "dog", "fox"], expected)
     if separator in "|;,":
         expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
-    for problem_type in (SINGLE, None):  # single-label data, in which the empty label is missing
+    for problem_type in (SINGLE, None):  # in single-label data, an empty label is a missing label
         expect_error("missing", load_image_classification, str(table), problem_type=problem_type)
 
 
 @pytest.mark.parametrize("mark", ["|", ",", ";"])
 def test_names_are_one_label_each_unless_several_are_asked_for(mark: str, tmp_path: Path) -> None:
-    names = [f"a{mark}b", f"b{mark}c", "c"]  # parts of these names occur several times
+    names = [f"a{mark}b", f"b{mark}c", "c"]  # several of these names have parts in common
     table = write_table(tmp_path, "file,label", *(f'"{name}"' for name in (*names, "c")))
     assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == names
     expected = [[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 1]]

@@ -152,5 +152,5 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)
     assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
-    cut_at_header(file)  # detected from the last bytes
+    cut_at_header(file)  # the truncation is detected from the last bytes
     expect_error(r"it does not end with the blocks of zeros", check_tars, [str(file)], error=OSError, max_seconds=0)

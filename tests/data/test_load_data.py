@@ -1,4 +1,4 @@
-"""Data of training and evaluation: order of checking, skipping, holding out and sampling."""
+"""Loading of training and evaluation data: order of checks, skipped images, held-out images and sampling."""
 
 import json
 from functools import partial
@@ -50,7 +50,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsplit(tmp_path: Path) -> Path:
-    """Return class folders without splits."""
+    """Return a data folder with class folders but no splits."""
     folder = tmp_path / "unsplit"
     write_pictures(folder, *(f"{name}/{number}.png" for name in NAMES for number in range(8)))
     return folder

@@ -1,4 +1,4 @@
-"""Masks and crops for masked image modeling, and the order and end of streams."""
+"""Masks and crops for masked image modeling, and the order and length of image streams."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -131,7 +131,8 @@ def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # More, equally many or fewer shards than processes. With shards of 6 and 5 images, two processes share the first.
+    # More, equally many or fewer shards than processes. The last two cases of 2 shards have shards of 6 and 5 images.
+    # With 3 processes, two of them share the shard of 6 images.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
@@ -190,5 +191,5 @@ def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplo
 def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(tmp_path: Path) -> None:
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
     expect_error("an image is missing", list, islice(streamed(tmp_path, keep_file), 4))
-    # These are the images of two epochs.
+    # The stream has returned the images of two epochs.
     assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4

@@ -53,7 +53,7 @@ def tagged(orientation: int) -> PILImage.Exif:
 
 
 class Scene:
-    """An image with a colored box, and its annotation in the stored or displayed image."""
+    """An image with a colored box. The annotation refers to the image as stored or as displayed."""
 
     def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
@@ -65,7 +65,7 @@ class Scene:
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
-        self.labels[0, 0] = 2  # a corner pixel distinguishes rotation from flipping
+        self.labels[0, 0] = 2  # a labeled corner pixel distinguishes rotation from flipping
         self.frame_size = self.in_frame(self.labels).shape[::-1]
 
     def in_frame(self, values: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def check_masks(scene: Scene, example: dict[str, Any]) -> None:
 
 
 def check_maps(scene: Scene, example: dict[str, Any]) -> None:
-    if "masks" in example:  # one mask of each class
+    if "masks" in example:  # universal segmentation has one mask per class
         assert np.array_equal(example["masks"][1].numpy(), scene.labels == 1)
     else:
         assert np.array_equal(
@@ -280,7 +280,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def only_example(data: TargetData) -> dict[str, Any]:
-    """Return the only example, after checking its image."""
+    """Return the only training example of a dataset, after checking its image."""
     (example,) = data.examples("train")
     shown = np.zeros((example["image"].height, example["image"].width, 3), np.uint8)
     shown[BOX[1] : BOX[3], BOX[0] : BOX[2]] = COLOR

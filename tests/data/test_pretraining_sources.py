@@ -36,7 +36,7 @@ def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
 
 
 def pixels_of(rows: Dataset) -> list[bytes]:
-    """Return the images of rows, encoded or decoded, in any order."""
+    """Return the sorted pixels of the images in a dataset, which may be encoded or decoded."""
     images = rows.cast_column("image", rows.features["image"].__class__())["image"]
     return sorted(image.convert("RGB").tobytes() for image in images)
 
@@ -114,7 +114,7 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
     sources = [str(tmp_path / name) for name in ("animals", "streets", "more.parquet")]
     splits = load_unlabeled_images(sources)
     assert {name: len(split) for name, split in splits.items()} == {"train": 8 + 4 + 3, "validation": 2, "test": 4}
-    # Class numbers of different sources are not comparable.
+    # Class numbers are dropped, because those of different sources are not comparable.
     assert splits["train"].column_names == ["image", "file", "number"]
     assert splits["train"]["number"][:] == list(range(15))
     assert pixels_of(splits["train"]) == sorted(
@@ -163,7 +163,7 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
 def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) -> None:
     for name in "abcdefghijklmnop":
         (tmp_path / "train" / name).mkdir(parents=True)
-        for number in range(50):  # each of 64 shards has a part of the 800 images
+        for number in range(50):  # 800 images are distributed over 64 shards
             (tmp_path / "train" / name / f"{number}.png").touch()
     stream = stream_images([str(tmp_path)])["train"].shuffle(seed=0, buffer_size=10)
     first = first_images({"train": stream}, {"train": 40})["train"]

@@ -1,4 +1,4 @@
-"""Unusual data files are read as intended, or reported."""
+"""Data files with unusual contents are read as intended or raise an error."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ from .errors import expect_error
 from .mac import pack_on_a_mac
 
 
-# Flags
+# Tests of flags in annotations.
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_crowds_in_columns_may_be_of_any_type(tmp_path: Path, kind: str) -> None
     assert crowds(load_object_detection(str(tmp_path))) == [False, True]
 
 
-# Duplicates
+# Tests of duplicate annotations.
 
 
 def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +139,7 @@ def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.
     assert data.notes == ("1 exact duplicates of boxes with the same image and class were removed.",)
     assert plain.notes == ()
     assert "1 exact duplicates of boxes" in caplog.text
-    # Equal boxes of another class, or of a crowd, are separate objects.
+    # An equal box of another class, or of a crowd, is a separate object.
     apart = load_object_detection(str(write_coco_boxes(tmp_path, annotations=[*annotations, *others[1:]])))
     assert sum(map(len, apart.splits["train"]["boxes"])) == len(annotations) + 2
     assert apart.notes == ()
@@ -169,7 +169,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
 
 
 def as_text(content: dict[str, Any], key: str) -> str:
-    """Return JSON text in which an object has a duplicate key."""
+    """Return `content` as JSON text in which an object has a duplicate key."""
     return json.dumps(content).replace(f'"{key}":', f'"{key}": 1, "{key}":', 1)
 
 
@@ -188,7 +188,7 @@ def test_a_key_that_json_has_twice_is_refused(tmp_path: Path) -> None:
     expect_error(r"id2label\.json is not a JSON object .*: the key '0' occurs 2 times", read_class_file, names)
 
 
-# Class names
+# Tests of class names.
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_spaces_around_labels_are_no_part_of_them(tmp_path: Path, caplog: pytest
     assert "1 labels of the split 'train' differ from others only in leading or trailing spaces" in caplog.text
 
 
-# Files of operating systems
+# Tests of metadata files that operating systems write.
 
 LEFT = (
     "__MACOSX/cat/._1.png", "@eaDir/cat/1.png", "cat/@eaDir/0.png/THUMB.png", "cat/._0.png", "$RECYCLE.BIN/a/1.png"
@@ -277,7 +277,7 @@ def test_data_that_a_mac_has_packed_are_read(write: Callable[[Path], Any], tmp_p
     assert values(folder) == expected
 
 
-# Shards
+# Tests of sharded files.
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -291,7 +291,7 @@ def test_shards_that_are_missing_are_named(tmp_path: Path, first: int) -> None:
     message = rf"(?s)1 shards of the data are missing:\n  {tmp_path}/train-0000{first + 1}-of-00003\n.*rename"
     for load in (load_image_classification, stream_image_classification, lambda path: load_unlabeled_images([path])):
         expect_error(message, load, str(tmp_path))
-    # A single shard is loaded on request.
+    # A single shard is loaded if its path is given.
     assert len(load_image_classification(str(tmp_path / names[0]))["train"]) == 2
 
 

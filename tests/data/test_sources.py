@@ -197,7 +197,7 @@ def test_saved_datasets_are_opened(tmp_path):
     assert by_split(load(tmp_path / "all")) == {"train": ["dog", "cat"], "validation": ["cat"]}
     train.save_to_disk(tmp_path / "one")
     assert names(load(tmp_path / "one"), "train") == ["dog", "cat"]
-    DatasetDict({"full": train}).save_to_disk(tmp_path / "full")  # a single split of another name
+    DatasetDict({"full": train}).save_to_disk(tmp_path / "full")  # single split with an unusual name
     assert list(load(tmp_path / "full")) == ["train"]
     DatasetDict({"full": train, "small": train}).save_to_disk(tmp_path / "two")
     message = r"splits 'full', 'small' are unknown. Rename them to one of train, training"
@@ -324,9 +324,9 @@ def test_folders_of_splits_and_classes(tmp_path, train, validation, test):
     [
         (
             ["train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG"],
-            {"train": ["bus", "test-tube", "test-tube", "train"]},  # class folders alone are for training
+            {"train": ["bus", "test-tube", "test-tube", "train"]},  # class folders without splits are training data
         ),
-        (["test/b/0.png", "test/a/1.png"], {"test": ["a", "b"]}),  # a test set alone
+        (["test/b/0.png", "test/a/1.png"], {"test": ["a", "b"]}),  # only a test split
     ],
 )
 def test_what_folders_of_pictures_mean(tmp_path, files, expected):
@@ -393,7 +393,7 @@ def test_a_folder_around_a_table_names_the_table(tmp_path):
     expect_error(r"without a split in its name. Give the path of the table: '.*/data.csv'", load, tmp_path)
     assert names(load(tmp_path / "data.csv"), "train") == ["a", "b"]
     write_pictures(tmp_path, "others/2.png")
-    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the table is ignored
+    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the CSV table is ignored
 
 
 def test_a_class_may_be_missing_from_test_but_not_from_train(tmp_path):

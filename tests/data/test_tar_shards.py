@@ -25,7 +25,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """Return the key and class name of each image, in any order."""
+    """Return the sorted keys and class names of all images."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
@@ -35,7 +35,7 @@ def labels_of(rows: Dataset) -> list[tuple[str, str]]:
 def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
     write_tars(tmp_path, labels, kind)
     joined, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
-    assert list(joined) == ["train", "validation"]  # a test split without labels is of no use
+    assert list(joined) == ["train", "validation"]  # a test split without labels is not loaded
     train = stream.first("train", 9, 3)
     assert labels_of(train) == labels_of(joined["train"])
     assert labels_of(stream.joined["validation"]) == labels_of(joined["validation"])
@@ -75,7 +75,7 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # makes all images undecodable
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # corrupt all images
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -113,7 +113,8 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert not held_out & set(trained)
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
     images = load_image_classification(str(tmp_path))["train"]
-    for source in (str(tmp_path), "user/on-the-hub"):  # which is not opened again
+    # The images are already loaded, so the source is not opened.
+    for source in (str(tmp_path), "user/on-the-hub"):
         assert len(held_out_images_of_stream(images, source, 0.3)) == len(held_out)
 
 
@@ -133,7 +134,8 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
         assert sorted(row["label"] for row in stream.train) == train
         assert (stream.joined["test"]["label"][:] if test else []) == test
     held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
-    assert sorted(held_out.joined["validation"]["label"]) == [0, 1]  # by class, as without a stream
+    # One image of each class is held out, as for data that are not streamed.
+    assert sorted(held_out.joined["validation"]["label"]) == [0, 1]
     assert len(list(held_out.train)) == 6
 
 

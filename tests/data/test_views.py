@@ -1,4 +1,4 @@
-"""Views of whole batches: effect of each option."""
+"""Augmented views of whole batches: effect of each option."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from hf_vit.data.augmentation.views import NUM_DRAWN, MultiCrop, ViewColors, blu
 
 NUMBERS = ("area", "ratio", "top", "left", "flip", "blur", "sigma", "jitter", "brightness", "contrast", "saturation")
 NUMBERS += ("hue", "gray", "solarize")
-# Disables every change that is not applied with a probability of 1.
+# Options that disable all augmentations that are not always applied.
 PLAIN = {"area": 0.5, "ratio": 0.5, "top": 0.0, "left": 0.0, **dict.fromkeys(NUMBERS[4:], 0.5)}
 NO_COLORS = dict.fromkeys(("color_jitter", "grayscale", "blur", "solarize"), 0.0)
 
@@ -29,7 +29,7 @@ def view(
 
 THIRD = 0.5 + 1 / 3  # a hue shift of +1/3 in the range from -0.5 to 0.5
 HUE = {"color_jitter": 1.0, "hue": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
-# For each effect: size and options of a view, and the expected view as a function of the images.
+# For each augmentation: size and options of a view, and a function that returns the expected view of the images.
 EFFECTS: dict[str, tuple[int, dict[str, Any], Callable[[Tensor], Tensor]]] = {
     **{
         f"resized to {size}": (size, {}, partial(F.interpolate, size=(size, size), mode="bilinear", antialias=True))

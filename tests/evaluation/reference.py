@@ -1,4 +1,4 @@
-"""The official evaluator of COCO, and the scores of a metric."""
+"""Helper functions that compute scores with our metrics and with the official COCO evaluator."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ Annotations = dict[int, list[dict[str, Any]]]
 
 
 def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
-    """Return the scores of predictions and their targets."""
+    """Return the scores of a metric for images given as pairs of prediction and target."""
     metric.update([metric.record(*image) for image in images])
     return metric.compute()
 
@@ -22,7 +22,7 @@ def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
 def evaluate_coco(
     kind: str, categories: Iterable[int], targets: Annotations, predictions: Annotations, sigmas: Any = None
 ) -> COCOeval:
-    """Return the official evaluation of annotations, given for each image."""
+    """Return the official COCO evaluation of predictions, given the annotations of each image."""
     datasets = []
     for images in (targets, predictions):
         dataset = COCO()

@@ -1,4 +1,4 @@
-"""Metrics of dense predictions: equal to other implementations and to known values."""
+"""Metrics of dense predictions: equal to reference implementations and to values computed by hand."""
 
 import math
 from collections.abc import Callable
@@ -160,10 +160,10 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_instance_scores_are_those_of_pycocotools() -> None:
-    """torchmetrics ignores images without objects."""
+    """The reference is pycocotools, because torchmetrics ignores images without objects."""
     images = [dense.instance_image(number) for number in range(NUM_IMAGES)]
     images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
-    # The reference sorts predictions of equal score by the order of images.
+    # Scores are distinct, because the reference sorts predictions of equal score by the order of images.
     for number, (prediction, _) in enumerate(images):
         prediction["scores"] = np.random.default_rng(number).random(len(prediction["scores"]))
     metric = InstanceMetric(NAMES, THINGS)
@@ -188,7 +188,7 @@ def test_instances_of_other_classes_do_not_count() -> None:
     assert per_class["cat"] == pytest.approx({"ap": 1, "ap_50": 1})
     assert math.isnan(per_class["dog"]["ap"])
     assert "sky" not in per_class
-    # Instances are evaluated anew only after more images.
+    # Evaluation results are cached until the metric is updated with more images.
     metric = InstanceMetric(NAMES, THINGS)
     first = score(metric, dense.instance_image(0))
     assert metric._evaluate() is metric._evaluate()
@@ -248,7 +248,7 @@ def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
     inverse = DepthMetric(max_depth=80, alignment="scale_shift")
     assert score(inverse, (7 / depth + 5, target))["delta1"] == 1
     assert score(DepthMetric(), (0.01 * depth, target))["abs_rel"] == pytest.approx(0.99)
-    for alignment in ("median", "scale_shift"):  # a constant prediction has no scale to fit
+    for alignment in ("median", "scale_shift"):  # no scale can be fitted to a constant prediction
         scores = score(DepthMetric(max_depth=80, alignment=alignment), (np.zeros_like(depth), target))
         assert all(math.isfinite(value) for value in scores.values())
 

@@ -1,4 +1,4 @@
-"""Feature scores: equal to scikit-learn, hyperparameters chosen on training images, printed as a table."""
+"""Scores of features: equal to scikit-learn, with hyperparameters selected on training images, printed as a table."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
     expected = [average_precision_score(others == c, s) for c, s in zip(classes, similarity, strict=True)]
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
     assert np.ptp(expected) > 0.1
-    # A query does not find itself.
+    # A query image is excluded from its own retrieval results.
     images, classes = torch.randn(10, 5, generator=generator), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
     own = torch.arange(10)
     found = retrieval_average_precision(images, classes, images, classes, own=own)
@@ -42,11 +42,11 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
         rest = own != number
         alone = retrieval_average_precision(images[[number]], classes[[number]], images[rest], classes[rest])
         assert precision == pytest.approx(float(alone), abs=1e-6)
-    assert found[-1].isnan()  # the last image is the only one of its class
+    assert found[-1].isnan()  # the last image is the only image of its class
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return features of different scales, few of which depend on the class."""
+    """Return features and classes. Features have different scales, and few of them depend on the class."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, 3, count)
     features = generator.normal(size=(count, 40)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
     assert (answers == truth).mean() > 0.55  # chance level is 1/3
     # The regularization does not depend on the evaluated images.
     assert probe(features, classes, others[:1])[1] == strength
-    # Nor does the probe depend on units.
+    # Predictions of the probe do not depend on the scale of the features.
     answers = [probe(*draw_classes(120, scale, 0), draw_classes(50, scale, 1)[0])[0] for scale in (1, 1000)]
     assert (answers[0] == answers[1]).mean() > 0.95
 
@@ -89,7 +89,7 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     found = json.loads((workplace / "features" / "evaluation.json").read_text())
     assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
     scores = found["scores"]
-    # Patch features have several vectors per image and are not evaluated.
+    # Patch features are not evaluated, because they have several vectors per image.
     assert list(scores) == ["mean", "pixels", "most frequent class"]
     assert scores["most frequent class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
     known, features = (rows_of(workplace / "features", split) for split in ("train", "test"))
@@ -98,7 +98,8 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     truth, classes = (torch.tensor([numbers[label.as_py()] for label in t["label"]]) for t in (features, known))
     accuracy = (classify_by_neighbors(*tensors, classes) == truth).double().mean()
     assert scores["pixels"]["knn_accuracy"] == float(accuracy)
-    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colors are easy
+    # Images of one color are easy to classify.
+    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8
     assert printed[0] == "21 test images and 36 train images of 3 classes"
     assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
 
@@ -106,14 +107,15 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
 def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         extract_to(workplace / "encoder", workplace / "colors" / split, tmp_path / split, features=["mean", "pixels"])
-    for _ in range(2):  # of which the second leaves what the first has written
+    # The second run does not overwrite the output of the first one.
+    for _ in range(2):
         call_command("features evaluate", [str(tmp_path / "train"), str(tmp_path / "test")])
     files = [tmp_path / "test" / f"evaluation-beside-train{end}" / "evaluation.json" for end in ("", "-2")]
     apart, again = (json.loads(file.read_text()) for file in files)
     assert apart == again
     together = evaluate_features(*open_train_and_test([workplace / "features"]))
     for feature in ("mean", "pixels"):
-        # Different batches change the last bits.
+        # Other batch sizes change the rounding of features.
         assert apart["scores"][feature] == pytest.approx(together["scores"][feature], abs=1e-3)
 
 

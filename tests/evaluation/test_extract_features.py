@@ -1,4 +1,4 @@
-"""Feature extraction to files: correct values, resume after a kill, two processes, bounded memory."""
+"""Feature extraction to files: correct values, resuming after a kill, two processes, bounded memory."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Use one thread, because sums in another order differ in the last bit."""
+    """Use one thread, because the number of threads changes the order of sums and thus their rounding."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -60,7 +60,7 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path, tmp_pat
         for name, value in expected.items():
             np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
         assert row["grid"] == [4, 4]
-        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # an image has 32 x 32 pixels
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # images have 32 x 32 pixels
         assert len(row["untrained_mean"]) == len(row["mean"])
         assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
     splits = load_dataset(str(workplace / "features"), cache_dir=str(tmp_path))
@@ -127,7 +127,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     assert sorted(before) == [f"train-0000{number}-of-00004.parquet" for number in range(2)]
     extract_to(workplace / "encoder", workplace / "colors", output_dir, features=ALL)
     assert content_of(output_dir) == content_of(workplace / "features")
-    # Existing files are not written again.
+    # Complete files are not written again after resuming.
     assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before
 
 
@@ -140,7 +140,7 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
         f"Saved features ({', '.join(ALL)}) of images (36 of train, 21 of test) to {tmp_path / 'features'}"
     ]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
-    del found["features.json"], expected["features.json"]  # this file contains the paths of the images
+    del found["features.json"], expected["features.json"]  # contains the paths of the images
     assert found == expected
 
 
@@ -173,15 +173,15 @@ print(peaks[1] - peaks[0], sum(file.stat().st_size for file in Path("of_many").i
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     options = {"image_size": 64, "patch_size": 2, "window_size": 4, "hidden_size": 64, "intermediate_size": 8}
     save_encoder(tmp_path / "encoder", **options, num_hidden_layers=1)
-    for number in range(50):  # 50 different images fill a batch; repeated features would compress better
+    for number in range(50):  # distinct images, because repeated features compress too well
         picture(number).save(tmp_path / f"{number}.png")
     for name, count in (("few", 100), ("many", 900)):
         (tmp_path / name).mkdir()
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 200  # MiB, of the second extraction
-    assert growth < 100  # allocators and the writer vary by up to 50 MiB between runs
+    assert written > 200  # MiB that the second extraction writes
+    assert growth < 100  # MiB of memory, which varies by up to 50 MiB between runs
 
 
 def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(
@@ -197,7 +197,7 @@ def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(
         ("image 1 of train", "zebra", 16),
         ("image 2 of train", None, 16),
     ]
-    # Images that cannot be read are named or left out.
+    # Unreadable images are named in the error, or skipped on request.
     encoder = save_encoder(tmp_path / "encoder")
     write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
     truncate(tmp_path / "photos" / "b.png")
@@ -221,7 +221,8 @@ def test_a_folder_holds_features_of_one_kind_and_of_unchanged_images(workplace: 
         extract_to(workplace / "encoder", workplace / "colors", tmp_path / "notes")
     photos = tmp_path / "photos"
     write_pictures(photos, "0.png", "1.png")
-    for _ in range(2):  # of which the second finds all features
+    # The second run finds all features on disk.
+    for _ in range(2):
         extract_to(workplace / "encoder", photos, tmp_path / "features")
     Image.new("RGB", (20, 20), "green").save(photos / "1.png")
     with pytest.raises(ValueError, match=r"with other settings \(files: \w+ then, \w+ now\)"):

@@ -1,4 +1,4 @@
-"""Nearest neighbors and retrieval: equal to plain loops and scikit-learn; ties and NaN count as errors."""
+"""Nearest neighbors and retrieval: equal to plain loops and scikit-learn. Ties and NaN count as errors."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ from hf_vit.evaluation.features import (
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 30 images to classify and 200 labeled ones, in 5 overlapping classes."""
+    """Return features of 30 images to classify, and features and labels of 200 images, in 5 overlapping classes."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(5, (200,), generator=generator)
     centers = torch.randn(5, 16, generator=generator)
@@ -112,7 +112,7 @@ def test_ranks_are_those_of_a_plain_loop(max_compared: int, monkeypatch: pytest.
 def test_what_is_all_alike_or_no_number_is_found_last() -> None:
     for value in (0.5, math.nan):
         images, texts = torch.full((len(COUNTS), 4), value), torch.full((int(COUNTS.sum()), 4), value)
-        images += 1e-8 * torch.arange(len(images))[:, None]  # rounding noise of float32
+        images += 1e-8 * torch.arange(len(images))[:, None]  # size of float32 rounding errors
         of_images, of_texts = retrieval_ranks(images, texts, COUNTS)
         assert of_images.tolist() == (len(texts) - COUNTS).tolist()
         assert of_texts.tolist() == [len(images) - 1] * len(texts)

@@ -1,4 +1,4 @@
-"""Multi-label and regression metrics: equal to scikit-learn, ignoring missing labels."""
+"""Multi-label and regression metrics: equal to scikit-learn, without images that lack a label."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def filled(metric: LabelValueMetric, logits: np.ndarray, labels: np.ndarray) -> 
 
 def test_scores_of_several_labels() -> None:
     rng = np.random.default_rng(0)
-    # Rounded logits have ties.
+    # Logits are rounded, which creates ties.
     logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)
     metric = filled(MultiLabelMetric(NAMES), logits, labels)
     scores, answers = metric.compute(), logits > 0
@@ -71,7 +71,7 @@ def test_scores_of_values_and_of_a_constant_answer() -> None:
     assert metric.per_class()["a"]["r2"] == pytest.approx(expected)
     others = metrics.r2_score(labels[:, 1:], values[:, 1:])
     assert metric.compute()["r2"] == pytest.approx((expected + 3 * others) / 4)
-    # A constant answer has the share of right images as precision.
+    # The average precision of a constant prediction is the fraction of positive images.
     labels = np.array([[1.0, 0], [0, 0], [1, 1], [0, np.nan]])
     scores = MultiLabelMetric(["a", "b"]).constant_scores(np.array([0.1, -2.0]), labels)
     assert scores["mean_ap"] == pytest.approx((1 / 2 + 1 / 3) / 2)

@@ -1,4 +1,4 @@
-"""Metrics of `evaluate`, scores reported by the Trainer, and files and pictures of an evaluated model."""
+"""Classification metrics, scores reported by the Trainer, and output files of an evaluation."""
 
 import json
 from pathlib import Path
@@ -43,13 +43,14 @@ def test_scores_equal_hand_computed_ones() -> None:
     expected = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item()
     # Class 0 has a precision of 1 and a recall of 2/3; class 1 has a precision of 1/2 and a recall of 1.
     assert scores == pytest.approx({"loss": expected, "accuracy": 0.75, "macro_f1": (0.8 + 2 / 3) / 2})
-    scores = image_classification_metrics(EvalPrediction(LOGITS, LABELS))  # of more than 5 labels
+    # Top-5 accuracy is reported for more than 5 classes.
+    scores = image_classification_metrics(EvalPrediction(LOGITS, LABELS))
     expected = reference.top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7))
     assert scores["top_5_accuracy"] == pytest.approx(expected)
     assert 0 < scores["accuracy"] < scores["top_5_accuracy"] < 1
     with pytest.raises(ValueError, match=r"got \(4,\) and \(4,\)"):
         image_classification_metrics(EvalPrediction(np.zeros(4), np.zeros(4)))
-    # The baseline of the majority goes by the training labels.
+    # The majority baseline predicts the most frequent class of the training labels.
     scores = majority_baseline([1, 1, 1, 0], [0, 0, 0, 1], num_labels=2)
     assert scores["accuracy"] == 0.25
     assert scores["loss"] == pytest.approx(-(3 * np.log(1 / 4) + np.log(3 / 4)) / 4)
@@ -87,7 +88,7 @@ def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp
     assert np.abs(right - wrong).max() > 100
     with pytest.raises(ValueError, match="classes need a matrix of that many rows and columns"):
         draw_confusion_matrix(matrix, ["one"], tmp_path / "no.png")
-    if num_labels == 2:  # a name that looks like a formula is shown as it stands
+    if num_labels == 2:  # class names in TeX syntax are not rendered as formulas
         names = ["$100_$", "$\\alpha$"]
         draw_confusion_matrix(matrix, names, tmp_path / "matrix.svg")
         assert all((tmp_path / "matrix.svg").read_text().count(f"<!-- {name} -->") == 2 for name in names)

@@ -1,4 +1,4 @@
-"""Metrics of boxes and keypoints: equal to the COCO evaluator and to known values."""
+"""Metrics of boxes and keypoints: equal to the COCO evaluator and to values computed by hand."""
 
 import math
 from collections import defaultdict
@@ -50,10 +50,10 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 4 * seed)]
-    if seed == 3:  # more detections of a class than the metric considers
+    if seed == 3:  # more detections of a class than the metric evaluates
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
-    # The reference sorts predictions of equal score by another order of images.
+    # Scores are distinct, because the reference orders images with tied scores differently.
     for found, _ in images:
         found["scores"] = generator.random(len(found["boxes"]))
     metric = DetectionMetric(NAMES)
@@ -81,12 +81,12 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
 def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: float) -> None:
-    """One box is exact (score 0.9), one is shifted (0.8; IoU 76 / 124 = 0.61), and one is a false positive."""
+    """One box is exact (score 0.9), one is shifted (score 0.8, IoU 76 / 124 = 0.61), and one is a false positive."""
     truth = target(BOX, [200, 10, 300, 110])
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])
     scores = score(metric, (found, truth))
-    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # half of the objects are found, with recalls from 0 to 0.5
+    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # half of the objects are found, so recall is at most 0.5
     assert scores["map_50"] == pytest.approx(ap_50)
     assert scores["map_75"] == pytest.approx(ap_75)
     assert scores["map"] == scores["map_large"] == pytest.approx((3 * ap_50 + 7 * ap_75) / 10)
@@ -101,7 +101,7 @@ def test_what_is_invented_counts() -> None:
     assert score(DetectionMetric(["cell"]), *images)["map"] == pytest.approx(1 / 2)
     unseen = (prediction(), target(BOX))
     assert score(DetectionMetric(["cell"]), *images, unseen)["map"] == pytest.approx(51 / 101 / 2)
-    for wrong, expected in ((99, 1 / 100), (100, 0)):  # only the 100 surest detections count
+    for wrong, expected in ((99, 1 / 100), (100, 0)):  # only the 100 detections with the highest scores are evaluated
         found = prediction(*[([300, 300, 400, 400], 0.9)] * wrong, (BOX, 0.5))
         assert score(DetectionMetric(["cell"]), (found, target(BOX)))["map_50"] == pytest.approx(expected)
     # The official evaluator ignores boxes of negative area.
@@ -146,13 +146,13 @@ def test_curves_and_classes_without_objects() -> None:
         assert curve.mean() == pytest.approx(per_class[name]["ap_50"])
 
 
-# A face in a box of 100 x 64 pixels whose chin is not labeled.
+# Keypoints of a face in a box of 100 x 64 pixels. The chin is not labeled.
 FACE = ["left_eye", "right_eye", "nose", "chin"]
 POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
 
 
 def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
-    """Return the points, each shifted by some pixels."""
+    """Return a prediction of the points `of`, each shifted by `moves` pixels, with keypoint scores `sure`."""
     moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
     return {"keypoints": moved, "scores": np.full(len(of), sure)}
 
@@ -179,12 +179,12 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
     objects = [pose(100 * seed + number) for number in range(60)]
     for prediction, target in objects:
         prediction["scores"] = generator.random(len(KEYPOINTS))
-        # Up to 60 objects in one image, of which the metric uses 20.
+        # Images have up to 60 predicted objects. The metric evaluates 20 of them.
         target["image_id"] = int(generator.integers(0, 1 + 3 * seed))
         target["keypoints"] *= generator.random() < 0.9
     metric = KeypointMetric(KEYPOINTS, OKS_SIGMAS)
     scores = score(metric, *objects)
-    # The order decides which of two equal objects is matched.
+    # Use the object order of the metric, which decides ties between objects that match equally well.
     objects.sort(key=lambda one: metric.record(*one)["rank"])
     truths, poses = defaultdict(list), defaultdict(list)
     for prediction, target in objects:
@@ -198,13 +198,13 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
 
 def test_oks_equals_hand_computed_ones() -> None:
     sigma, area = 0.1, 5000
-    # Offset of all keypoints for an object keypoint similarity (OKS) of 0.82.
+    # Shift of all keypoints that gives an object keypoint similarity (OKS) of 0.82.
     off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)
     moved = found((off, 0), (0, off), (-off, 0), (999, 999))
     scores = score(KeypointMetric(FACE, [sigma] * 4), (moved, truth()))
     assert scores["oks_ap"] == pytest.approx(7 / 10)
     assert scores["oks_ap_50"] == scores["oks_ap_75"] == pytest.approx(1)
-    # A pose is as sure as its keypoints are on average.
+    # The score of a pose is the mean score of its keypoints.
     for sure, oks_ap in ((0.4, 0.5 * 51 / 101), (0.6, 51 / 101)):
         right, wrong = found(sure=sure), found(*[(999, 999)] * 4)
         scores = score(KeypointMetric(FACE), (right, truth()), (wrong, truth(image_id=2)))
@@ -242,14 +242,14 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
     assert keypoints["left_eye"] == pytest.approx({"pck": 1, "nme": 12 / 80})
     assert keypoints["right_eye"] == pytest.approx({"pck": 0, "nme": 13 / 80})
     assert all(math.isnan(value) for value in keypoints["chin"].values())
-    # Two keypoints can be the length.
+    # Errors can be normalized by the distance between two keypoints.
     moves = (12, 0), (0, 13), (3, 4)
     metric = KeypointMetric(FACE, pck_threshold=0.1, normalize=("left_eye", "nose"))
-    length = math.hypot(30, 30)  # a threshold of 0.1 then accepts 4.2 pixels
+    length = math.hypot(30, 30)  # a PCK threshold of 0.1 accepts errors up to 4.2 pixels
     eyes_alone = POINTS * [[1], [1], [0], [0]]
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0
-    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no nose
+    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no labeled nose
 
 
 def test_every_labeled_keypoint_counts_alike_and_objects_without_a_length_do_not() -> None:

@@ -1,4 +1,4 @@
-"""What all metrics of images share: scores for any order, batch size, number of processes and kind of array."""
+"""Tests of all image metrics: equal scores for any image order, batch size, number of processes and array type."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Choice of the score threshold by F1: robust with few images, independent of the order."""
+"""Selection of the score threshold by F1 score: robust with few images, independent of their order."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 def test_no_other_threshold_is_much_better(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
-    # Rounded scores have ties.
+    # Scores are rounded, which creates ties.
     scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)
     found = best_threshold(scores, correct, 150)
     assert found is not None
@@ -65,14 +65,14 @@ def test_it_lies_in_the_middle_of_a_gap_and_without_a_right_prediction_there_is_
     assert found is not None
     assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
-    # One object more or less decides nothing.
-    scores = np.linspace(0.9, 0.1, 81)  # 40 correct predictions, then every second one, then none
+    # The threshold is robust to single objects: it is not simply the score with the maximum F1.
+    scores = np.linspace(0.9, 0.1, 81)  # first 40 all correct, next 20 half correct, others wrong
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]
     found = best_threshold(scores, correct, 55)
     assert found is not None
     assert found.quality > 0.98 * max(curve)
-    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum lies at the end of a plateau
+    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum is at the end of a plateau
 
 
 def chosen(metric: DetectionMetric) -> Any:
@@ -110,7 +110,7 @@ def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away(
     )
     wrong = detections((box, 0.7)), truth(box, label=1)
     metric.update([metric.record(*image)])
-    # The threshold lies between 0.8 and the score of the duplicate box; the crowd is ignored.
+    # The threshold lies between 0.8 and the score of the duplicate box. The crowd annotation is ignored.
     assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
     assert chosen(metric).quality == pytest.approx(2 / 3)
@@ -145,7 +145,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
         metric.update(random.sample(records, len(records)))
         found = chosen(metric)
         assert (found.nms, found.quality) == (0.7, 1.0)
-    # Two overlapping objects.
+    # The ground truth contains two overlapping objects.
     near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3
     metric.reset()
     metric.update([metric.record(*image) for image in near])
@@ -163,7 +163,7 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
         metric.update([metric.record(both, truth(box))])
     found = chosen(metric)
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
-    assert found.quality == pytest.approx(1.0, abs=0.01)  # of nearly equal thresholds, the middle one is selected
+    assert found.quality == pytest.approx(1.0, abs=0.01)  # the middle of nearly equal thresholds is selected
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
 
@@ -192,7 +192,7 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: fl
 
     def segments(threshold: float) -> dict[str, Any]:
         info = [{"id": 1, "label_id": 0, "score": 0.9}]
-        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # a wrong segment next to the correct one
+        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # wrong segments next to the correct one
         info += [{"id": 2, "label_id": 0, "score": 0.3}] if noise.any() else []
         if threshold not in right:
             return {"segmentation": np.zeros((20, 20), dtype=int), "segments_info": []}

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
-    """Test cases of one call: name, input or a function that creates it in a folder, and parts of the message."""
+    """Return test cases of one call. `table` lists names, inputs or their factories, and parts of error messages."""
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
         for name, value, words in table
@@ -41,7 +41,7 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
 
 
 def script(name: str) -> Callable[[list[str]], Any]:
-    """Return a function that runs a command in this process; of a usage message, the error is the last line."""
+    """Return a function that runs a command in this process. A usage error is raised as the last line of its text."""
 
     def call(arguments: list[str]) -> Any:
         with redirect_stderr(io.StringIO()) as printed:
@@ -59,12 +59,12 @@ def parametrize(table: list[Row]) -> pytest.MarkDecorator:
 
 
 def content_of(folder: Path) -> dict[Path, bytes | None]:
-    """Return the contents of a folder: bytes of files, None for folders."""
+    """Return the contents of a folder by path: bytes for files, None for folders."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
-    """Assert that an input raises a one-line error, and that no file or value has changed.
+    """Assert that an input raises a one-line error, and that the call changes no file and no input value.
 
     With `may_list`, errors that list several files have a line for each file.
     """
@@ -81,7 +81,7 @@ def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
 
 
 def frozen(value: Any) -> bytes:
-    """Return arrays, tensors, texts and numbers as bytes, to detect changes."""
+    """Serialize arrays, tensors, texts and numbers to bytes, to detect changes."""
     return pickle.dumps(value)
 
 

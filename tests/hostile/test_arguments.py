@@ -25,7 +25,7 @@ CONFIG = {name: SMALL[name] for name in SIZES}
 
 
 def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
-    """Return a function that writes unreadable images, and replaces FOLDER in arguments by their folder."""
+    """Return a function that writes unreadable images and replaces FOLDER in the arguments with their folder."""
 
     def make(folder: Path) -> list[str]:
         for name in ("train/cat", "train/dog", "validation/cat", "validation/dog"):
@@ -38,7 +38,7 @@ def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
 
 
 def split(line: str) -> list[str]:
-    """Split a command line at spaces; JSON in it has none."""
+    """Split a command line at spaces. JSON values in it must not contain spaces."""
     return line.split(" ")
 
 
@@ -46,17 +46,17 @@ DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use
 
 
 def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Test cases of a training command: options and parts of the error."""
+    """Return test cases of a training command from pairs of options and parts of the error message."""
     named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
     return rows(script(f"train {task}"), SystemExit, named)
 
 
 def given(*pairs: str) -> list[tuple[str, str]]:
-    """Return rows of options whose error quotes their value, from texts of a name and a value."""
+    """Return table rows for options such as "epochs -1", with an error message that contains "epochs=-1"."""
     return [(f"--{pair}", pair.replace(" ", "=")) for pair in pairs]
 
 
-# Numbers below all limits, and NaN, are those of `test_no_number_of_any_script_is_taken_that_makes_no_sense`.
+# Large negative numbers and NaN are tested in `test_no_number_of_any_script_is_taken_that_makes_no_sense`.
 LIBRARY = [
     ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
     ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
@@ -165,7 +165,7 @@ def test_a_training_refuses_a_teacher(row: Row, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the output folder of a run of one step, with a checkpoint."""
+    """Return the output folder of a training run of one step, which contains a checkpoint."""
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
@@ -220,7 +220,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script_rows(name: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Test cases of any command; SAVED stands for the folder of saved models."""
+    """Return test cases of any command. SAVED in the options is replaced with the folder of saved models."""
     named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
     return rows(script(name), SystemExit, named)
 
@@ -321,13 +321,13 @@ def test_the_table_of_the_library_names_its_options_only() -> None:
     assert LIBRARY_OPTIONS.keys() <= LIBRARY_FIELDS.keys()
 
 
-# Numeric options without a minimum.
+# Numeric options that may be negative.
 ANY_NUMBER = {"local_rank"}
 REQUIRED = {"dataset_name": "photos", "teacher": "model", "use_cpu": True}
 
 
 def hostile_numbers(annotation: str) -> list[Any]:
-    """Return invalid values of a type: a large negative number, and NaN for floats."""
+    """Return invalid values for a type annotation: a large negative number, and also NaN for floats."""
     if "Literal" in annotation or not ("int" in annotation or "float" in annotation):
         return []
     numbers = [-1e6, math.nan] if "float" in annotation else [-1_000_000]

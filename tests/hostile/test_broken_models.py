@@ -118,7 +118,7 @@ def test_pipelines_refuse_a_checkpoint_without_its_head_or_of_another_task(task:
     folder = save(tmp_path / "other", kind=TASKS[other])
     with pytest.raises(ValueError, match=f"has no weights for .* of {TASKS[task]}"):
         pipeline(task, model=folder)
-    # Feature extraction needs no head.
+    # Feature extraction does not need weights of a head.
     assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17
 
 

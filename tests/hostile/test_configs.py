@@ -1,4 +1,4 @@
-"""Invalid configurations: fields of backbone, heads, image processors and saved files."""
+"""Invalid configurations: fields of the backbone, of heads and of image processors, and saved configuration files."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def each(fields: dict[str, list[Any]], task: str = "") -> list[tuple[str, dict[str, Any], str]]:
-    """Return rows of values, by field of a configuration or of an option of it, whose error quotes field and value."""
+    """Return a table row for each invalid value of each configuration field. The error must contain both."""
     named = [(name, value) for name, values in fields.items() for value in values]
     return [
         (f"{task}{name}-{value}", {task: {name: value}} if task else {name: value}, f"{name}={value}")
@@ -80,7 +80,7 @@ def test_a_configuration_refuses(row: Row, tmp_path: Path) -> None:
 
 @parametrize(rows(configure, (StrictDataclassError, TypeError, ValueError), TYPES))
 def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
-    with pytest.raises(row.error) as caught:  # transformers raises this error, with a message of two lines
+    with pytest.raises(row.error) as caught:  # transformers raises a message of two lines
         row.call(row.make(Path()))
     assert all(word.lower() in str(caught.value).lower() for word in row.words)
 

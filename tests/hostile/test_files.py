@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Attack:
-    """An object that writes a file if it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("attacked"),)
@@ -131,7 +131,7 @@ def test_a_saved_model_is_refused(
     assert_refused(row._replace(make=make), tmp_path, may_list=True)
 
 
-# Datasets: a function that writes a valid one, a function that damages it, and the error of the training script.
+# Per dataset: a function that writes a valid one, a function that damages it, and the error of the training script.
 
 
 def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str]], *options: str) -> list[Row]:
@@ -157,7 +157,7 @@ SMALL += ["--max_steps", "1", "--per_device_train_batch_size", "1"]
 
 
 def with_annotation(**changes: Any) -> Damage:
-    """Change the first annotation of the training images."""
+    """Return a function that changes the first annotation of the training images in a COCO file."""
     return change_json("train/annotations.json", lambda content: content["annotations"][0].update(changes))
 
 
@@ -176,7 +176,7 @@ def write_captions(folder: Path) -> None:
 
 
 def captions(value: Any) -> Damage:
-    """Replace the caption of the second image."""
+    """Return a function that replaces the caption of the second image."""
 
     def damage(folder: Path) -> None:
         file = folder / "train" / "metadata.jsonl"
@@ -195,7 +195,7 @@ def write_xml(folder: Path) -> None:
 
 
 def keep(folder: Path) -> None:
-    """Leave data as they are, which are wrong already."""
+    """Change nothing, for datasets that are written with an error."""
 
 
 def rename_all(content: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def write_id2label(folder: Path) -> None:
 
 
 def write_shares(folder: Path) -> None:
-    """Write keypoints relative to the image, as MediaPipe does."""
+    """Write keypoints in coordinates relative to the image size, like MediaPipe."""
     write_pictures(folder, *(f"{number}.png" for number in range(4)))
     rows = [f"{number}.png,{0.1 + 0.2 * number:.1f},0.5,0.{number},0.9\n" for number in range(4)]
     (folder / "train.csv").write_text("file,nose_x,nose_y,tail_x,tail_y\n" + "".join(rows))
@@ -243,7 +243,7 @@ def depth_floats_in_millimeters(folder: Path) -> None:
 
 
 def digits(change: Damage) -> Damage:
-    """Write files of digits, and change the file of their images."""
+    """Return a function that writes digits in IDX files and changes the file of the images."""
 
     def damage(folder: Path) -> None:
         write_idx(folder, "train", [0, 1])

@@ -1,4 +1,4 @@
-"""Random values: image processors and configurations accept them or raise a clear error."""
+"""Fuzz tests: image processors and configurations accept random values or raise a clear error."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 pytestmark = pytest.mark.slow  # excluded from `make quick`
 fuzz = partial(
     settings,
-    derandomize=True,  # same values in every run
+    derandomize=True,  # draws the same values in every run
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -31,7 +31,7 @@ fuzz = partial(
 
 
 def mostly(likely: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Eight of nine values are valid, because a single invalid one raises an error."""
+    """Draw from `likely` in 8 of 9 cases, because a single invalid value raises an error."""
     return st.integers(0, 8).flatmap(lambda number: other if number == 0 else likely)
 
 
@@ -89,7 +89,7 @@ def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
-    """Return the result of a function, or None and the message of an expected error."""
+    """Call a function. Return its result and an empty message, or None and the message of an expected error."""
     try:
         return make(), ""
     except (StrictDataclassError, TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ ANYTHING = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=4), st.
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Draw values of the type of a field, and sometimes other values."""
+    """Draw values for a configuration field: mostly of its type, sometimes of other types."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
     likely: list[st.SearchStrategy[Any]] = [st.sampled_from(choices)] if choices else []
     likely += [st.booleans()] if kind is bool else [st.sampled_from((1, 2, 4, 8)), st.floats(0, 1)]
@@ -163,14 +163,14 @@ OWN = [field.name for field in fields(HfViTConfig) if field.name in HINTS and no
 
 @st.composite
 def backbones(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a few fields of the backbone."""
+    """Draw values for a few fields of the backbone configuration."""
     names = draw(st.lists(st.sampled_from([*OWN, "num_labels", "out_indices", "problem_type"]), max_size=3))
     return {name: draw(values_of(HINTS.get(name))) for name in names}
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw options of one head."""
+    """Draw the configuration options of one head."""
     task = draw(st.sampled_from(sorted(TASK_CONFIGS)))
     hints = TASK_CONFIGS[task].__annotations__
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=3, unique=True))

@@ -36,7 +36,7 @@ def written(name: str, content: bytes) -> Callable[[Path], Path]:
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """Return a small file whose header claims a large number of pixels."""
+    """Return a small PNG file with a header that claims the given width and height."""
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"x\x9c"), (b"IEND", b"")]
     parts = (
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

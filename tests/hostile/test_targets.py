@@ -27,7 +27,7 @@ CROPS = {"do_affine_crop": True, "size": {"height": 8, "width": 6}}
 
 
 def prepare(targets: dict[str, Any]) -> Any:
-    """Process an image with targets; without boxes, the image is resized."""
+    """Process an image with targets. Images with keypoints or object boxes are cropped, others are resized."""
     options = CROPS if {"keypoints", "object_boxes"} & targets.keys() else {"size": 8}
     return HfViTImageProcessor(**options)([IMAGE], **targets, return_tensors="pt")
 

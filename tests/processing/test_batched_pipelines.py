@@ -1,4 +1,4 @@
-"""Our pipelines: results of the stock pipelines for any batch size, limited prefetching, clear errors."""
+"""Pipelines of hf_vit: results of the transformers pipelines for any batch size, limited prefetching, clear errors."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ SIZES = [(40, 50), (60, 30), (40, 50), (33, 64), (60, 30)]
 
 
 class Case(NamedTuple):
-    """A task with its stock pipeline class, our model, call options and a comparison function."""
+    """A pipeline task: its name, the transformers pipeline class, the hf_vit model class, and call options."""
 
     task: str
     stock: str
@@ -64,8 +64,8 @@ CASES = {
     "depth": Case("depth-estimation", "DepthEstimation", "ForDepthEstimation"),
     "objects": Case("object-detection", "ObjectDetection", "ForObjectDetection", {"threshold": 0.1}),
 }
-KEYPOINTS = Case("keypoint-detection", "", "ForKeypointDetection")  # without a stock pipeline
-ROUGH = ("depth", "panoptic", "instances")  # compared in float64, because their random models amplify float32 rounding
+KEYPOINTS = Case("keypoint-detection", "", "ForKeypointDetection")  # transformers has no pipeline for keypoints
+ROUGH = ("depth", "panoptic", "instances")  # compared in float64: random models amplify rounding
 PREPARATIONS: dict[str, dict[str, Any]] = {
     "one size": {},
     "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
@@ -77,7 +77,7 @@ PREPARATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return image files of several sizes and formats."""
+    """Return the paths of images of several sizes and formats."""
     folder, files = tmp_path_factory.mktemp("photos"), []
     for seed, size in enumerate(SIZES):
         files.append(str(folder / f"{seed}.{('jpg', 'png')[seed % 2]}"))
@@ -91,7 +91,7 @@ def tokenizer() -> Any:
 
 
 def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", **processing: Any) -> dict[str, Any]:
-    """Return the components of a pipeline."""
+    """Return the components of a pipeline, such as the model and the image processor, as keyword arguments."""
     options = {"ForObjectDetection": DETECTION}.get(case.model, {})
     if "ZeroShot" in case.model:
         own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
@@ -109,7 +109,7 @@ def classifier(**options: Any) -> Any:
 
 
 def assert_same(mine: Any, other: Any) -> None:
-    """Check that numbers differ by at most 1e-5 and everything else is equal."""
+    """Assert that two results are equal. Numbers may differ by up to 1e-5."""
     if isinstance(other, dict):
         assert mine.keys() == other.keys()
         for name in other:
@@ -121,7 +121,7 @@ def assert_same(mine: Any, other: Any) -> None:
     elif isinstance(other, Image.Image):
         difference = np.asarray(mine).astype(int) - np.asarray(other)
         assert mine.mode == other.mode
-        # Pixels at the border of two segments may differ.
+        # Pixels at the border between two segments may differ.
         assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01
     elif isinstance(other, float | list | torch.Tensor):
         torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(other), atol=1e-5, rtol=1e-5)
@@ -165,7 +165,7 @@ def test_images_of_several_sizes_go_into_one_batch(name: str, photos: list[str])
         parts = build(case, None, **PREPARATIONS[preparation])
         if name in ROUGH:
             parts["model"].double()
-        # The stock pipeline processes the images one by one.
+        # The transformers pipeline processes the images one by one.
         wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)
         assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
 
@@ -194,7 +194,7 @@ def test_nothing_is_answered_by_nothing(name: str, photos: list[str], tokenizer:
         assert answer(images=photos[:1], **case.options) == answer(photos[:1], **case.options)
 
 
-# Of each kind of result, one with each precision.
+# Half-precision dtype in which each case is tested.
 HALF = {"classes": "bfloat16", "pooled": "float16", "words": "float16", "semantic": "float16", "panoptic": "bfloat16"}
 HALF |= {"instances": "float16", "depth": "bfloat16", "objects": "bfloat16", "keypoints": "float16"}
 
@@ -212,13 +212,14 @@ def test_half_precision_with_fixed_positions(name: str, photos: list[str], token
     )
     assert len(half) == len(whole) == len(photos)
     for own, expected in zip(half, whole, strict=True):
-        if name in ("classes", "words"):  # classes with similar scores may swap places
+        if name in ("classes", "words"):  # classes with similar scores may change their order
             scores, wanted = ({entry["label"]: entry["score"] for entry in answer} for answer in (own, expected))
             assert scores == pytest.approx(wanted, abs=0.03)
         elif name == "pooled":
             assert_close(own.float(), expected, 0.05, "features")
         elif name == "depth":
-            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # depths range up to 10
+            # Depth values range up to 10.
+            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3
         elif name == "semantic":
             assert {entry["label"] for entry in own} & {entry["label"] for entry in expected}
         elif name == "keypoints":

@@ -19,7 +19,7 @@ from .test_image_targets import GEOMETRIES, SIZE
 
 BOXES = [[10.0, 8.0, 30.0, 20.0], [0.0, 0.0, 44.0, 30.0], [20.5, 3.25, 41.0, 29.5]]
 CLASSES = [2, 0, 5]
-INSIDE = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]  # of all crops
+INSIDE = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]  # boxes inside all crops
 
 
 def encode(processor, boxes=BOXES, classes=CLASSES, image=None):
@@ -37,7 +37,7 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_box_stays_around_its_object_and_comes_back(geometry):
-    """The image is white inside the box and black elsewhere, resized by nearest neighbor."""
+    """The image is white inside the box and black elsewhere, so transformed boxes must enclose the white pixels."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
@@ -106,7 +106,7 @@ def test_annotations_become_the_labels_of_the_library():
 
 @dataclass
 class Collected:
-    """The outputs that the detection script of transformers keeps."""
+    """Model outputs in the form in which the detection script of transformers collects them."""
 
     logits: torch.Tensor
     pred_boxes: torch.Tensor
@@ -117,7 +117,7 @@ class Collected:
     list(zip([*GEOMETRIES, "a size of padding"], cycle(["softmax", "sigmoid"]))),
 )
 def test_scripts_for_other_detectors_score_pixels(geometry, scores):
-    """Scripts of transformers scale labels and predictions by `orig_size`; both must be pixels of the image."""
+    """Scripts of transformers scale boxes by `orig_size`. The resulting boxes must be in pixels of the image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
     processor = Processor(**GEOMETRIES.get(geometry, padding), class_scores=scores)
     features = processor(noise(*SIZE, 3), annotations=annotations(INSIDE, [1, 0]), return_tensors="pt")
@@ -181,7 +181,7 @@ def without(key):
     ],
 )
 def test_boxes_that_do_not_fit_are_refused(targets, error, message):
-    """`tests/hostile/test_targets.py` has more of them."""
+    """More invalid boxes are tested in `tests/hostile/test_targets.py`."""
     with pytest.raises(error, match=message):
         Processor(size=8)(noise(*SIZE, 3), **targets, return_tensors="pt")
 
@@ -196,7 +196,7 @@ def detections():
     ("sizes", "threshold"), [([(37, 51), (8, 70)], 0.0), (torch.tensor([(37, 51), (8, 70)]), 0.6), (None, 1.0)]
 )
 def test_objects_are_those_of_the_library(sizes, threshold):
-    """Select the query and class pairs with the highest sigmoid scores."""
+    """Post-processing selects the pairs of query and class with the highest sigmoid scores."""
     outputs = detections()
     theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, sizes, top_k=9)
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}
@@ -209,7 +209,7 @@ def test_objects_are_those_of_the_library(sizes, threshold):
 
 def test_objects_of_a_softmax_are_those_of_the_library_also_in_half_precision():
     outputs, sizes = detections(), [(37, 51), (8, 70)]
-    outputs.logits = outputs.logits * 5  # the last class is the background
+    outputs.logits = outputs.logits * 5  # the last class is background
     theirs = DetrImageProcessor().post_process_object_detection(outputs, 0.5, sizes)
     given = {"probabilities": outputs.logits.softmax(-1)[..., :-1], "pred_boxes": outputs.pred_boxes}
     for mine, other in zip(Processor().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):

@@ -46,7 +46,7 @@ def server(tmp_path, monkeypatch):
             elif self.path == "/slow":
                 self.send_response(200)
                 self.end_headers()
-                with suppress(OSError):  # when the client has disconnected
+                with suppress(OSError):  # the client may disconnect
                     for _ in range(100):
                         self.wfile.write(b"x")
                         time.sleep(0.05)
@@ -71,7 +71,7 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert outputs.shape == (len(kinds), 3, 224, 224)
     assert outputs.dtype == torch.float32
     assert outputs.is_contiguous()
-    # Images of floats are not rounded when they are resized, so they may differ by half a gray level.
+    # Resized float images are not rounded, so they may differ from resized uint8 images by half a gray level.
     assert (outputs[-2] - outputs[0]).abs().max() < 2.5 / 127.5
     same = torch.cat((outputs[:-2], outputs[-1:]))
     assert torch.equal(same, outputs[:1].expand_as(same))
@@ -83,7 +83,7 @@ def test_a_batch_is_its_images_one_by_one_and_leaves_them_as_they_were(backend):
     batch = processor(images, return_tensors="pt").pixel_values
     singles = [processor(image, return_tensors="pt").pixel_values[0] for image in images]
     assert torch.equal(batch, torch.stack(singles))
-    # Batched arrays and nested lists are lists of images.
+    # Batched arrays and nested lists are processed as lists of images.
     for kind, shape in ((np.asarray, (3, 3, 20, 30)), (torch.from_numpy, (3, 20, 30, 3))):
         batch = noise(*shape)
         nested = [[kind(batch[:1])], (kind(batch[1]), kind(batch[2]))]
@@ -117,7 +117,7 @@ def test_types_of_number_and_memory_layouts():
         assert torch.equal(pixels_of(array), expected)
     array = noise(20, 30, 3)
     shares = []
-    for array.flags.writeable in (True, False):  # memory is shared only if it may be written to
+    for array.flags.writeable in (True, False):  # only writable memory is shared
         shares.append(image_inputs.read_image(array, num_channels=3).data_ptr() == array.ctypes.data)
     assert shares == [True, False]
 
@@ -128,10 +128,10 @@ def test_unclear_arrays_warn(warnings):
     assert not warnings
     assert torch.equal(pixels_of(array), torch.tensor(array).float())
     assert "first or last" in warnings.pop()
-    # A size of 4 could be RGBA, but the model has 3 channels.
+    # A first dimension of 4 could be RGBA channels, but the model has 3 channels.
     assert pixels_of(noise(4, 8, 3)).shape == (3, 4, 8)
     warnings.clear()
-    array = noise(8, 8, 3) / np.float32(255)  # would be rescaled twice
+    array = noise(8, 8, 3) / np.float32(255)  # values in [0, 1] would be rescaled again
     Processor()(array * 255)
     Processor(do_rescale=False)(array)
     Processor()(PIL.Image.new("F", (8, 8)))
@@ -173,7 +173,7 @@ def test_modes_without_alpha_become_what_pil_makes_of_them():
         rgb = image.convert("RGB")
         for num_channels, expected in ((3, rgb), (1, rgb.convert("L"))):
             assert torch.equal(pixels_of(image, num_channels=num_channels), as_chw(np.array(expected))), mode
-    # The luma of arrays and tensors is that of PIL, too.
+    # Arrays and tensors are converted to gray with the same weights as in PIL.
     array = noise(200, 300, 3)
     array[0, 0] = 255
     expected = as_chw(np.array(PIL.Image.fromarray(array).convert("L")))
@@ -185,7 +185,7 @@ def test_modes_without_alpha_become_what_pil_makes_of_them():
 
 
 def half_transparent(mode):
-    """Return an image of two pixels: a transparent one of gray 7 and an opaque one of gray 40."""
+    """Return an image of two pixels: a transparent one with gray value 7 and an opaque one with gray value 40."""
     if mode in ("LA", "La", "RGBa"):
         image = PIL.Image.new("LA", (2, 1), (7, 0))
         image.putpixel((1, 0), (40, 255))
@@ -207,7 +207,7 @@ def half_transparent(mode):
 def test_transparency_is_left_out_however_it_is_stored(mode, warnings):
     image = half_transparent(mode)
     assert image.mode == mode
-    # PIL cannot convert La to RGB.
+    # PIL cannot convert mode La to RGB.
     expected = np.array((image.convert("LA") if mode == "La" else image).convert("RGB"))
     assert torch.equal(pixels_of(image), as_chw(expected))
     assert torch.equal(pixels_of(image, num_channels=1), as_chw(expected[..., 0]))
@@ -245,7 +245,7 @@ def test_more_than_8_bits_are_read_as_pipelines_read_them_or_refused(tmp_path, m
     assert torch.equal(pixels_of(tmp_path / "a.tiff", num_channels=1), as_chw(values))
     with pytest.raises(ValueError, match=f"mode '{mode}' with values from 0.* to 257.*clipping.*/ 257"):
         pixels_of(wide_image(mode, values + (values == 255) * 2))
-    if mode == "F":  # pipelines make such images black
+    if mode == "F":  # transformers pipelines convert such images to black
         with pytest.raises(ValueError, match=r"mode 'F' with values from 0.* to 1"):
             pixels_of(wide_image(mode, np.linspace(0, 1, 20).reshape(4, 5)))
 
@@ -258,7 +258,7 @@ def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
     assert f"images[2] ('{tmp_path / 'cut.jpg'}')" in str(caught.value)
     with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
         Processor()(())
-    # A truncated file: decoding it would raise another error.
+    # The file is truncated, so decoding it would raise another error.
     (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     lazy = PIL.Image.new("RGB", (50, 50))
@@ -270,7 +270,7 @@ def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
 
 
 def test_bad_images_are_named(monkeypatch):
-    """`tests/hostile/test_images.py` has more of them."""
+    """More invalid images are tested in `tests/hostile/test_images.py`."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for image, error, message in (
         ([], ValueError, r"is empty"),
@@ -301,7 +301,7 @@ def test_downloads_have_limits_and_lead_to_the_web_alone(server, tmp_path, monke
     with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
         Processor()(f"{server}/no.png")
     (tmp_path / "large.png").write_bytes(bytes(5000))
-    cell = {"path": f"{server}/large.png", "bytes": None}  # of a data set
+    cell = {"path": f"{server}/large.png", "bytes": None}  # undecoded image cell of a dataset
     assert encoded_bytes(cell, "image") == bytes(5000)
     monkeypatch.setattr(image_inputs, "MAX_DOWNLOAD_BYTES", 4096)
     with pytest.raises(OSError, match=r"cannot be downloaded: the file has more than 4096 bytes\..*MAX_DOWNLOAD"):

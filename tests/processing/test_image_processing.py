@@ -1,4 +1,4 @@
-"""Both image processors: comparison with transformers and each other, sizes, padding, options, outputs."""
+"""Image processors of both backends: comparison with transformers and each other, sizes, padding, and options."""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ def photo():
 
 
 def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
-    """All other tests of what they inherit use one of them."""
+    """The other methods are inherited from a common base class, so their tests use only one backend."""
     own = {name for kind in BACKENDS.values() for name in vars(kind) if not name.startswith("__")}
     resizing = {"_resize_smoothly", "_resize_batch"}
     assert own == {"valid_kwargs", "_prepare_image_like_inputs", "_to_batch_feature", *resizing}
@@ -37,7 +37,7 @@ def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # resizing to a larger size may differ by one gray level
+    images = [photo, noise(250, 260, 3)]  # upscaling may differ by one gray level
     for ours, theirs, atol in (
         (Processor, ViTImageProcessor, 0),
         (HfViTImageProcessorPil, ViTImageProcessorPil, 1e-6),
@@ -46,7 +46,7 @@ def test_defaults_give_what_the_library_gives(photo):
         torch.testing.assert_close(*pair, atol=atol, rtol=0)
 
 
-# Sizes for images of 427 x 640 and of 311 x 333 pixels.
+# Options, and the resulting sizes of images with 427 x 640 and 311 x 333 pixels.
 RESIZED = {"BILINEAR": [(224, 224), (100, 333), (31, 17), (512, 512)], "BICUBIC": [(428, 641), (100, 333)]}
 RESIZED |= {"LANCZOS": [(900, 700), (224, 224)], "BOX": [(31, 17), (512, 512)], "HAMMING": [(100, 333), (428, 641)]}
 
@@ -59,9 +59,9 @@ def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
     first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
     difference = first - second
     if not is_bilinear or size[0] > image.shape[0] or size[1] > image.shape[1]:
-        assert not difference.any()  # both backends use PIL in this case
-    # PIL rounds to gray levels between its two passes, and so does torchvision on CPUs with AVX2. Without AVX2,
-    # torchvision does not, which adds a difference of at most half a level and a quarter on average.
+        assert not difference.any()  # both backends use PIL in these cases
+    # PIL rounds to gray levels between the two passes of resizing. Torchvision does this only on CPUs with AVX2.
+    # Without AVX2, results differ additionally by at most half a gray level and by a quarter on average.
     assert difference.abs().max() <= 1
     assert difference.abs().mean() < (0.25 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 0.05)
     assert difference.mean().abs() < 0.05
@@ -77,7 +77,7 @@ def test_backends_agree_for_any_number_of_channels(photo, num_channels, dtype):
     )
     assert first.shape == (1, num_channels, 224, 224)
     assert (first - second).abs().max() <= (1 if dtype == np.uint8 else 0.01)
-    # Channels are resized independently, although PIL could treat the fourth one as alpha.
+    # Channels are resized independently. The fourth one is not treated as alpha.
     single = HfViTImageProcessorPil(num_channels=1, **options)(array[..., num_channels - 1], return_tensors="pt")
     assert torch.equal(second[:, -1:], single.pixel_values)
 
@@ -208,7 +208,7 @@ def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match=r"^crop_size=.*\"height\", \"width\""):
         to_size_dict({"shortest_edge": 3}, "crop_size", (("height", "width"),))
     message = r"images\[1\] with 1 x 10000 pixels would become 224 x 2240000.*longest_edge"
-    with pytest.raises(ValueError, match=message):  # before the image is made
+    with pytest.raises(ValueError, match=message):  # raised before the resized image is allocated
         Processor(size={"shortest_edge": 224})([noise(9, 9, 3), noise(1, 10000, 3)])
 
 
@@ -237,7 +237,7 @@ def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four():
         call = {**options, "input_data_format": input_data_format, "return_tensors": "pt"}
         theirs = ViTImageProcessor()(image, **call).pixel_values
         torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
-    assert processor.num_channels == 3  # the next call uses the option of the processor again
+    assert processor.num_channels == 3  # a call does not change the option of the processor
     for three in (noise(30, 40, 3), noise(30, 40)):
         with pytest.raises(ValueError, match="num_channels=4"):
             processor(three, **options)
@@ -263,7 +263,7 @@ def test_padding_and_its_mask(backend):
     for image, padded in zip(images, pixels, strict=True):
         alone = processor(image, return_tensors="pt", do_pad=False).pixel_values[0]
         assert torch.equal(padded[:, : alone.shape[1], : alone.shape[2]], alone)
-    # To a given size, and of images that do not fill their patches.
+    # Padding to a given size, with images that do not consist of whole patches.
     processor = Processor(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16), pad_size=(24, 64))
     outputs = processor([noise(17, 33, 3), noise(8, 16, 3)], return_tensors="pt")
     assert outputs.pixel_values.shape == (2, 3, 24, 64)
@@ -290,7 +290,7 @@ def test_padding_and_its_mask(backend):
     ],
 )
 def test_options_that_contradict_are_refused(options, message):
-    """`tests/hostile/test_configs.py` has more of them."""
+    """More invalid options are tested in `tests/hostile/test_configs.py`."""
     with pytest.raises(ValueError, match=message):
         Processor(**options)
     with pytest.raises(ValueError, match=message):
@@ -313,7 +313,7 @@ def test_return_types_and_formats(backend):
         for image, moved in zip(first, last, strict=True):
             assert moved.shape[-1] == 3
             assert np.array_equal(np.asarray(image), np.moveaxis(np.asarray(moved), -1, 0))
-    # Several sizes do not stack.
+    # Images of several sizes cannot be stacked.
     processor = backend(size={"longest_edge": 24})
     values = [np.asarray(value) for value in processor(images)["pixel_values"]]
     assert [value.shape for value in values] == [(3, 16, 24), (3, 24, 16)]

@@ -1,4 +1,4 @@
-"""Image processors in files: saved ones with and without the package or torchvision, and those of other libraries."""
+"""Saved image processors: loaded with and without hf_vit and torchvision, and converted from other libraries."""
 
 import json
 import os
@@ -29,7 +29,7 @@ OPTIONS = {"size": {"longest_edge": 32}, "resample": 3, "num_channels": 1, "imag
 OPTIONS |= {"do_pad": True, "ensure_multiple_of": (4, 8), "pad_size": 32, "do_convert_rgb": False}
 
 
-# Load a folder without hf_vit and save the result.
+# Script that loads an image processor without hf_vit and saves it again.
 ELSEWHERE = """
 import json, sys
 folder, target, has_torchvision, backends = sys.argv[1], sys.argv[2], sys.argv[3] == "True", json.loads(sys.argv[4])
@@ -92,7 +92,7 @@ def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
             pixels = [own(image, return_tensors="pt").pixel_values for own in (processor, opened)]
             assert torch.equal(*pixels)
     assert type(AutoImageProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
-    # Load from a single file, and with overrides.
+    # Load from the path of a single file, and with overridden options.
     from_file = BACKENDS[saver].from_json_file(tmp_path / "preprocessor_config.json")
     assert from_file.to_json_string() == processor.to_json_string()
     changed = BACKENDS[saver].from_pretrained(tmp_path, do_normalize=False, size=16, pad_size=None)
@@ -172,7 +172,7 @@ def test_pixels_of_a_translated_file_are_those_of_its_class(tmp_path):
     vit, clip = (
         "google/vit-base-patch16-224",
         "openai/clip-vit-base-patch32",
-    )  # an int size of CLIP is the shortest edge
+    )  # in CLIP, an integer size is the shortest edge
     for name, kind, ours in (
         (vit, ViTImageProcessor, HfViTImageProcessor),
         (vit, ViTImageProcessor, HfViTImageProcessorPil),

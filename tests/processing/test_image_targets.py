@@ -1,4 +1,4 @@
-"""Targets: same geometry as the image, nearest neighbor resizing, equal results of both backends."""
+"""Targets: transformed like the image, nearest neighbor resizing, equal results of both backends."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hf_vit import HfViTImageProcessorPil
 from ..helpers.images import noise
 
 
-# Geometries that enlarge, shrink, crop, surround or pad an image of 30 x 44 pixels.
+# Image processor options that enlarge, shrink, crop or pad an image of 30 x 44 pixels.
 GEOMETRIES = {
     "exact": {"size": (37, 23)},
     "shortest_edge": {"size": {"shortest_edge": 20}, "ensure_multiple_of": 8},
@@ -47,12 +47,12 @@ def encode(maps, image=None, kind="segmentation_maps", **options):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_kind_of_target_goes_where_its_image_goes(geometry):
-    """The image equals the target and is resized by nearest neighbor too."""
+    """The image has the values of the target and is resized by nearest neighbor too, so results must be equal."""
     classes = class_map() + 1
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = Processor(**GEOMETRIES[geometry], **plain)
     image = processor(classes, return_tensors="pt").pixel_values
-    expected = image[:, 0]  # padding is 0
+    expected = image[:, 0]  # padded pixels are 0
     features = processor(classes, segmentation_maps=classes, return_tensors="pt")
     assert torch.equal(features.pixel_values, image)
     labels = features.labels
@@ -184,7 +184,7 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
     named = Processor(**options)(noise(*SIZE, 3), **given, instance_id_to_semantic_id={**IDS, 255: 9})
     assert named.class_labels[0].tolist() == [*IDS.values(), 9]
     assert named.mask_labels[0][-1].sum() == 4 * 44
-    # Segments of the background go where labels are reduced.
+    # With reduced labels, background segments are removed.
     mapping = {0: 4, 1: 0, 2: 3, 5: 1}
     given = {"segmentation_maps": id_map(), "instance_id_to_semantic_id": mapping, "return_tensors": "pt"}
     features = Processor(do_resize=False, do_reduce_labels=True)(noise(*SIZE, 3), **given)
@@ -214,7 +214,7 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
     ],
 )
 def test_targets_that_do_not_fit_are_refused(targets, error, message):
-    """`tests/hostile/test_targets.py` has more of them."""
+    """More invalid targets are tested in `tests/hostile/test_targets.py`."""
     with pytest.raises(error, match=message):
         Processor(do_resize=False)(noise(*SIZE, 3), **targets, return_tensors="pt")
 

@@ -17,7 +17,7 @@ from ..helpers.images import BACKENDS, noise
 SIZE = (64, 48)
 CROPS = {"do_affine_crop": True, "size": SIZE}
 WHOLE = {"do_rescale": False, "do_normalize": False}
-# (left, top, right, bottom): wide, high, larger than the image, across its corners, smaller than a pixel.
+# Boxes (left, top, right, bottom): wide, high, larger than the image, across its corners, smaller than a pixel.
 BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
 
 
@@ -43,7 +43,7 @@ def test_crops_are_those_of_vitpose(photo):
     given = {"boxes": [as_coco(BOXES)], "return_tensors": "pt"}
     theirs = VitPoseImageProcessor(size={"height": 64, "width": 48}, **WHOLE)(photo, **given).pixel_values
     difference = (ours - theirs).abs()
-    assert difference.max() <= 1  # values of exactly one half may be rounded differently
+    assert difference.max() <= 1  # ties may be rounded differently
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
@@ -81,7 +81,7 @@ def test_without_boxes_the_whole_image_is_the_object_and_no_objects_have_no_crop
 
 
 def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
-    """The brightest pixel of the crop is at the position of the label."""
+    """The first keypoint lies on the only bright pixel of the image. Both must have the same position in the crop."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
@@ -89,7 +89,7 @@ def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
     brightest = divmod(int(features.pixel_values[0, 0].argmax()), SIZE[1])
     assert features.labels[0, 0, :2].tolist() == pytest.approx(brightest[::-1], abs=0.6)
     assert features.labels[0, 1].tolist() == [0, 0, 0]
-    # As in training, so that both losses use the same points.
+    # Keypoints outside of the crop are marked as unlabeled, as in training.
     points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
     given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
     labels = Processor(**CROPS, box_padding=1)(image, **given).labels[0]
@@ -101,7 +101,7 @@ def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
 def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
-    for size in (SIZE, (16, 12)):  # size of a crop and size of a heatmap
+    for size in (SIZE, (16, 12)):  # crop size, heatmap size
         back = points_from_crops(points_to_crops(points, regions, size), regions, size)
         torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)
@@ -115,7 +115,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 @pytest.mark.parametrize("scale", [1, 4])
 def test_keypoints_come_back(photo, scale):
-    """Encodes positions as heatmaps, which are accurate to a fraction of a pixel."""
+    """Heatmaps encode positions with an accuracy of a fraction of a pixel."""
     processor, boxes = Processor(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")
@@ -144,13 +144,13 @@ def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
     assert sure["labels"].tolist() == [1, 2]
     for name in ("keypoints", "scores"):
         assert torch.equal(sure[name], every[name][1:3])
-    # Crops that are made already keep their keypoints.
+    # If images are already cropped, keypoints are not changed.
     points = keypoints(2)
     options = {"do_affine_crop": False, "do_resize": False, "return_tensors": "pt"}
     features = Processor(**CROPS)([noise(*SIZE, 3)] * 2, keypoints=list(points), **options)
     assert torch.equal(features.labels, torch.from_numpy(points))
     assert features.pixel_values.shape == (2, 3, *SIZE)
-    # The options of crops are saved.
+    # Crop options are saved with the processor.
     Processor(**CROPS, box_padding=1.5).save_pretrained(tmp_path)
     loaded = Processor.from_pretrained(tmp_path)
     assert loaded.do_affine_crop is True
@@ -158,7 +158,7 @@ def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
 
 
 def test_what_does_not_fit_is_refused(photo):
-    """`tests/hostile/test_targets.py` has more of this."""
+    """More invalid boxes and keypoints are tested in `tests/hostile/test_targets.py`."""
     for images, given, message in (
         (photo, {"object_boxes": [BOXES] * 2}, "object_boxes has 2 entries, but there are 1 images"),
         (photo, {"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),

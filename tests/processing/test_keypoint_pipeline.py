@@ -1,4 +1,4 @@
-"""Keypoint and object detection pipelines: inputs, outputs, and use without the package."""
+"""Pipelines for keypoint and object detection: inputs, outputs, and use without hf_vit."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ POSE = {
 }
 BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
-# Only the first of six scores is above 0.5, and only two are above this threshold.
+# Only the first of six object scores is above 0.5, and only two are above this threshold.
 THRESHOLD = 0.3
 
 
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> Any:
-    """Open the model with the installed package, without trusting the code of the folder."""
+    """Return a pipeline of the model that uses the installed package and no Python code from the model folder."""
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
@@ -79,7 +79,7 @@ def photo(folder: Path, number: int = 0) -> Image.Image:
 
 
 def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | None = None) -> list[dict[str, Any]]:
-    """Return the predictions of model and image processor without a pipeline."""
+    """Return predictions computed with the model and the image processor, without a pipeline."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
     with torch.no_grad():
@@ -115,12 +115,12 @@ def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
     assert whole["labels"] == NAMES
     assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}
     assert_same([whole], expected(folder, photo(folder), None))
-    # Boxes may be those of object detection, and of any kind.
+    # Boxes may be results of object detection, lists, tuples, arrays or tensors.
     named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
     wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
     for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
         assert_same(pipe(photo(folder), boxes=boxes), found)
-    # The mirror image is looked at on request.
+    # Optionally, predictions are averaged with those of the mirrored image.
     crops = pipe.image_processor(photo(folder), object_boxes=[BOXES], return_tensors="pt").pixel_values
     heatmaps = pipe.model.predict_flipped(crops).heatmaps
     (wanted,) = pipe.image_processor.post_process_keypoint_detection({"heatmaps": heatmaps}, [BOXES])

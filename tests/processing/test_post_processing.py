@@ -27,7 +27,7 @@ from ..helpers.images import noise
 
 
 SIZES = [(37, 51), (8, 70)]
-PROCESSOR = HfViTImageProcessor()  # that of PIL inherits the same methods
+PROCESSOR = HfViTImageProcessor()  # the PIL backend inherits the same methods
 semantic_maps = PROCESSOR.post_process_semantic_segmentation
 instances = PROCESSOR.post_process_instance_segmentation
 panoptic_segments = PROCESSOR.post_process_panoptic_segmentation
@@ -36,7 +36,7 @@ depth_maps = PROCESSOR.post_process_depth_estimation
 
 @pytest.fixture(params=["whole", "bands"])
 def bands(request, monkeypatch):
-    """Run a test without and with processing row by row."""
+    """Run each test twice: with all rows of an image at once, and row by row."""
     if request.param == "bands":
         monkeypatch.setattr(post_processing, "BAND_NUMEL", 600)
 
@@ -105,7 +105,7 @@ def test_semantic_scores_are_probabilities_of_the_resized_logits_also_of_half_pr
 
 
 class LargestTensor(TorchFunctionMode):
-    """Record the size of the largest result of torch functions."""
+    """Records the number of elements of the largest tensor that a torch function returns."""
 
     numel = 0
 
@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_classes_or_queries(kind, monkeypatch):
 
 
 def check_segments(ours, theirs, least):
-    """Check that maps and segments are equal, and that there are at least `least` segments."""
+    """Assert that maps and segments are equal, and that there are at least `least` segments."""
     assert sum(len(result["segments_info"]) for result in ours) >= least
     for mine, other in zip(ours, theirs, strict=True):
         assert mine["segmentation"].dtype == torch.int64
@@ -175,7 +175,7 @@ def test_panoptic_segments_are_those_of_eomt(thresholds, fuse):
 
 
 def test_binary_maps_and_runs_are_those_of_mask2former():
-    """Each query has a single class, because Mask2Former may use a query for several."""
+    """Each query has only one likely class, because Mask2Former may return several segments for a query."""
     outputs, sizes = universal_outputs(size=(384, 384), scale=50), [(384, 384)] * 2
     options = {"threshold": 0.8, "target_sizes": sizes, "return_binary_maps": True}
     ours = instances(outputs, **options)
@@ -189,7 +189,7 @@ def test_binary_maps_and_runs_are_those_of_mask2former():
             assert torch.equal(mask, truth.bool())
             assert segment["label_id"] == expected["label_id"]
             assert segment["score"] == pytest.approx(expected["score"], abs=2e-6)
-    # Run lengths.
+    # Segments returned as run lengths.
     outputs = universal_outputs(size=(384, 384), queries=1, scale=50, seed=4)
     outputs.class_queries_logits[..., -1] = -99
     options = {"target_sizes": sizes, "return_coco_annotation": True}
@@ -252,7 +252,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
         theirs = DPTImageProcessor().post_process_depth_estimation(outputs, sizes)
         for mine, other, depth in zip(ours, theirs, outputs.predicted_depth, strict=True):
             assert torch.equal(mine["predicted_depth"], other["predicted_depth"].clamp(depth.min(), depth.max()))
-    depth = torch.full((1, 8, 8), 0.01)  # whose interpolation overshoots below zero
+    depth = torch.full((1, 8, 8), 0.01)  # interpolation overshoots below zero
     depth[:, :, 4:] = 10
     outputs = depth_outputs(depth)
     assert DPTImageProcessor().post_process_depth_estimation(outputs, [(40, 40)])[0]["predicted_depth"].min() < 0
@@ -262,7 +262,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
 @pytest.mark.parametrize("sizes", [SIZES, None])
 def test_padding_changes_nothing(sizes):
     plain = draw(2, 5, 10, 18)
-    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # 2 x 4 patches, of which 1 x 3 are valid
+    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # 1 x 3 of 2 x 4 patches are valid
     mask = torch.zeros(2, 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
     for own, other in zip(
@@ -288,12 +288,12 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does():
     check_segments(ours, theirs, least=2)
     depth = draw(1, 16, 16).abs()  # each value covers 4 x 4 pixels
     (result,) = own.post_process_depth_estimation(depth_outputs(depth), [(30, 20)])
-    plain = depth_outputs(depth[:, :, :11])  # these columns cover the 43 valid pixels
+    plain = depth_outputs(depth[:, :, :11])  # 11 columns cover the 43 valid pixels
     (expected,) = depth_maps(plain, [(30, 20)])
     assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
 
 
-# Processors that pad to the batch, to a fixed size, within a fixed size, or to the image size of the model.
+# Processors that pad to the largest image, to a fixed size, within a fixed size, or to the model image size.
 PADDING = {
     "shortest_edge": {"size": {"shortest_edge": 16}, "ensure_multiple_of": 8},
     "other_patches": {"size": {"longest_edge": 30}, "ensure_multiple_of": (4, 8)},
@@ -304,7 +304,7 @@ PADDING = {
 
 
 def grid_of(processor, pixels, scale):
-    """Return the size of outputs with `scale` values per patch, or per pixel, of images (..., H, W)."""
+    """Return the height and width of model outputs for images (..., H, W), relative to patches or pixels."""
     unit = np.broadcast_to(processor.ensure_multiple_of or 1, 2)
     return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
 
@@ -326,7 +326,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
         mask = inputs.patch_attention_mask
         masked = processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
         assert all(torch.equal(*pair) for pair in zip(results, masked, strict=True))
-    # An image alone, as in the stock pipeline, which does not return masks.
+    # A single image without a padding mask, as in the transformers pipeline.
     whole, (height, width) = (
         grid_of(processor, processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values, 4)
         for do_pad in (True, False)

@@ -1,4 +1,4 @@
-"""The processor for images and texts, tokenizer training, and the stock pipeline without the package."""
+"""The processor for images and texts, tokenizer training, and the transformers pipeline without hf_vit."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
     assert set(processor(images=photos(1))) == {"pixel_values"}
     assert build(processor)(**inputs).logits_per_image.shape == (4, 4)
-    # Options of the text tower come from the tokenizer.
+    # Options of the text tower are derived from the tokenizer.
     tokenizer = processor.tokenizer
     expected = {"vocab_size": len(tokenizer), "eos_token_id": 2, "pooling": "eos", "max_position_embeddings": 40}
     assert processor.text_options() == expected
@@ -97,14 +97,14 @@ def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Pa
             assert (own - other).abs().max() < 0.03
         assert AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() == processor.tokenizer.get_vocab()
         assert AutoImageProcessor.from_pretrained(tmp_path / name).size == processor.image_processor.size
-    # A model without texts has an image processor alone.
+    # A model without a text tower has only an image processor.
     HfViTForImageClassification(small_config()).save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(small_config()).save_pretrained(tmp_path)
     assert type(AutoProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
 
 
 def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
-    """The cache is empty, and the Hub is not contacted."""
+    """With an empty cache and without a connection, the error names the connection, not a missing model."""
     message = "There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
     with pytest.raises(OSError, match=message):
         HfViTImageProcessor.from_pretrained("user/model", cache_dir=tmp_path, local_files_only=True)

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def segment_by_hand(folder: Path, number: int) -> np.ndarray:
-    """Return the class map (H, W) of a photo at twice the size, averaging the logits of all windows at each pixel."""
+    """Return the class map (H, W) of a photo at double size, from the mean logits of all windows at each pixel."""
     model = HfViTForSemanticSegmentation.from_pretrained(folder / "model").eval()
     plain = HfViTImageProcessor.from_pretrained(folder / "model")
     larger = HfViTImageProcessor(size={"shortest_edge": 2 * SIDE}, ensure_multiple_of=8)
@@ -79,8 +79,8 @@ def test_pipelines_segment_windows_as_a_plain_loop_does(folder: Path, tmp_path: 
             found = np.zeros_like(expected) - 1
             for part in answer:
                 found[np.asarray(part["mask"]) > 0] = label2id[part["label"]]
-            assert (found == expected).mean() > 0.999  # rounding may decide ties
-    # Windows travel with a saved folder.
+            assert (found == expected).mean() > 0.999  # ties depend on rounding
+    # Window options are saved with the image processor.
     process = run_without_package(OPEN, tmp_path, str(folder / "model"), files[0])
     own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(files[0], subtask="semantic")}
     assert json.loads(process.stdout.splitlines()[-1]) == [own, SCALE]

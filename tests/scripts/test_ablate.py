@@ -1,4 +1,4 @@
-"""Variants of a recipe: each is trained once, and the table says what came of them."""
+"""The ablation script: it trains each variant of a recipe once and writes a table of the scores."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def write_ablation(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the script, whose trainings are forks of a process that has imported everything."""
+    """Return the ablation script. It forks this process for each training run, which avoids repeated imports."""
     loaded = load_script("ablate")
 
     def start(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,8 @@ def test_a_training_that_fails_is_named(
     with pytest.raises(SystemExit, match=r"'the recipe' failed.*finished runs are skipped"):
         script.main(file, script.Arguments(dataset_name="photos"))
     assert "There is no task 'nowhere'" in capsys.readouterr().err
-    assert Path("outputs/ablation/ablation/the-recipe/seed-0/variant.yaml").is_file()  # of this file's ablation alone
+    # The output folder contains the name of the ablation file.
+    assert Path("outputs/ablation/ablation/the-recipe/seed-0/variant.yaml").is_file()
 
 
 def test_means_and_ranges_of_seeds(script: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks, at their smallest."""
+"""Benchmark scripts, run with tiny models and few steps."""
 
 import itertools
 import json
@@ -147,7 +147,7 @@ def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) 
 def test_benchmark_of_learning_trains_a_peer_of_each_task(
     task: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quarters = itertools.count(0, 0.25)  # of a second: what a clock says that is read before each step
+    quarters = itertools.count(0, 0.25)  # seconds of a fake clock, which is read before each step
     monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter=lambda: next(quarters)))
     config = {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": DETECTION}
     recipe = {"preset": "tiny", "config_overrides": config, "use_muon": True, "learning_rate": 0.02, **options}

@@ -1,4 +1,4 @@
-"""The demo from end to end in a few steps, and its card."""
+"""The demo: a complete run with few training steps, and the model card that it writes."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ def load_script(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Return the output folder of a short run, and what it printed."""
+    """Return the output folder of a short run of the demo, its stdout and its stderr."""
     folder = tmp_path_factory.mktemp("demo") / "digits"
     options = ("--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true")
     home = str(folder.parent / "hf_home")

@@ -1,4 +1,4 @@
-"""From end to end: train, kill, resume, evaluate, predict, publish, open elsewhere."""
+"""End-to-end tests: train, kill, resume, evaluate, predict, publish, and load without the package."""
 
 import json
 import signal
@@ -43,7 +43,7 @@ use_cpu: true
 
 
 def write_photos(folder: Path, count: int, seed: int) -> None:
-    """Writes noisy images of three colors, of several sizes, as train/<class>/<image>."""
+    """Write noisy images of several sizes, in three classes that differ in color, as train/<class>/<image>."""
     generator = np.random.default_rng(seed)
     for name, color in COLORS.items():
         (folder / name).mkdir(parents=True)
@@ -63,7 +63,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(workplace: Path, name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command that must succeed."""
+    """Run a command and assert that it succeeds."""
     finished = run_command(name, workplace, *arguments, **options)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished
@@ -78,7 +78,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
 
 
 def train_on_two_nodes(workplace: Path, *arguments: str) -> None:
-    """Trains by two launchers of one process each, as on two machines."""
+    """Train with two launchers that start one process each, to simulate two machines."""
     where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
     where += ["--master_port", str(get_free_port()), "--node_rank"]
     words = ("-m", "hf_vit", "train", "image-classification", "recipe.yaml", *arguments)
@@ -88,7 +88,7 @@ def train_on_two_nodes(workplace: Path, *arguments: str) -> None:
 
 
 def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
-    """Starts a training and kills it some time after its first checkpoint."""
+    """Start a training run and kill it some time after its first checkpoint."""
     words = ("hf_vit", "train", "image-classification", "recipe.yaml", "--output_dir", output_dir)
     process = start_python("-m", *words, workdir=workplace)
     deadline = time.monotonic() + 120
@@ -102,14 +102,14 @@ def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
 
 @pytest.fixture(scope="module")
 def whole(workplace: Path) -> Path:
-    """The output of a training that nobody disturbed."""
+    """Return the output folder of an uninterrupted training run."""
     train(workplace, "--output_dir", "whole")
     return workplace / "whole"
 
 
 @pytest.fixture(scope="module")
 def resumed(workplace: Path) -> Path:
-    """The output of a training that was killed and resumed."""
+    """Return the output folder of a training run that was killed and resumed."""
     kill_in_mid_training(workplace, "resumed")
     assert not (workplace / "resumed" / "model.safetensors").exists()
     train(workplace, "--output_dir", "resumed", "--resume_from_checkpoint", "last")
@@ -124,7 +124,8 @@ def test_a_killed_training_ends_in_the_weights_of_an_undisturbed_one(whole: Path
     expected, actual = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
     assert scores(resumed) == scores(whole)
-    assert "resume_from_checkpoint" not in (resumed / "README.md").read_text()  # a new training is no resumed one
+    # The training command in the model card starts a new run.
+    assert "resume_from_checkpoint" not in (resumed / "README.md").read_text()
 
 
 def test_training_learns_and_says_so_in_the_card(whole: Path) -> None:
@@ -171,9 +172,9 @@ def test_class_folders_without_splits_are_trained_on_evaluated_and_predicted(wor
 
 
 def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Path) -> None:
-    # Without dropout, which is drawn by each process for itself
+    # No dropout, because each process draws other random numbers.
     still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}'
-    # Adam would blow up the rounding errors of gradients that are zero, as that of the keys' bias is.
+    # SGD, because Adam amplifies rounding errors of zero gradients, such as that of the bias of the keys.
     options = ("--config_overrides", still, "--num_train_epochs", "2", "--optim", "sgd", "--learning_rate", "0.1")
     for nodes, start in ((1, train), (2, train_on_two_nodes)):
         arguments = ("--output_dir", f"by-{nodes}", "--logging_steps", "1", *options)
@@ -183,10 +184,10 @@ def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Pa
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
     assert scores(workplace / "by-2") == pytest.approx(scores(workplace / "by-1"), abs=1e-4)
     states = [json.loads((workplace / f"by-{n}" / "trainer_state.json").read_text()) for n in (1, 2)]
-    assert states[0]["max_steps"] == states[1]["max_steps"] == 24  # so each of the two saw half of the images
+    assert states[0]["max_steps"] == states[1]["max_steps"] == 24  # each of the two nodes processed half of the images
     losses = [[entry["loss"] for entry in state["log_history"] if "loss" in entry] for state in states]
     assert len(losses[0]) == 24
-    assert losses[1] == pytest.approx(losses[0], abs=2e-4)  # they are rounded to four digits
+    assert losses[1] == pytest.approx(losses[0], abs=2e-4)  # logged losses are rounded to four digits
     assert "torchrun --nnodes 2 --nproc_per_node 1 -m hf_vit" in (workplace / "by-2" / "README.md").read_text()
 
 
@@ -224,7 +225,7 @@ def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path
     assert 'model="path/to/this/folder"' in (resumed / "README.md").read_text()
     answers = dict(line.split() for line in opened.stdout.splitlines())
     lines = lines_of((resumed / "test_predictions.jsonl").read_text())
-    assert answers == {line["label"]: line["prediction"] for line in reversed(lines)}  # of the first image of each
+    assert answers == {line["label"]: line["prediction"] for line in reversed(lines)}  # first image of each class
 
 
 def test_training_itself_publishes_model_card_and_scores(workplace: Path, tmp_path: Path) -> None:

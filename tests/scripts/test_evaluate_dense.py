@@ -20,7 +20,7 @@ OF_ANOTHER_TASK = ["--model_name_or_path", "semantic_segmentation", "--task", "d
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scenes, and a model of each task that has seen them once."""
+    """Return a folder with scenes and a model of each task that was trained on them for a few steps."""
     folder = tmp_path_factory.mktemp("workplace")
     write_scenes(folder / "scenes")
     for task in TASKS:
@@ -29,7 +29,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def score(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
-    """Scores a model on the scenes, if no other data are named; returns what was said."""
+    """Evaluate a model on the scenes, unless the options name other data. Return the printed output."""
     said: list[str] = []
     arguments = ["--model_name_or_path", str(workplace / task), "--output_dir", str(output_dir), "--use_cpu"]
     arguments += ["--disable_tqdm", "true", *OF_TASK[task]]

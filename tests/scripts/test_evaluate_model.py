@@ -81,7 +81,7 @@ def test_no_evaluation_writes_over_another_one(
         folder.mkdir(parents=True)
         (folder / "test_scores.json").touch()
     given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
-    assert given == str(folder)  # which the user has chosen
+    assert given == str(folder)  # a folder given by the user is not replaced by a new one
 
 
 def test_models_without_a_task_are_refused(tmp_path: Path) -> None:

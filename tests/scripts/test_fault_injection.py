@@ -1,4 +1,4 @@
-"""The script that disturbs trainings, at its smallest."""
+"""The fault injection script, which interrupts training runs, with a tiny model."""
 
 from pathlib import Path
 

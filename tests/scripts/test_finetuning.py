@@ -1,4 +1,4 @@
-"""The scripts to copy: each trains a new and a saved model on tiny data, evaluates it and saves it."""
+"""Example scripts for fine-tuning: each trains a new and a saved model on tiny data, evaluates it and saves it."""
 
 import ast
 import json
@@ -20,7 +20,7 @@ from ..helpers.models import small_config
 from ..helpers.object_trainings import write_figures, write_objects
 
 
-# Data and score of each script
+# Dataset folder and main score of each example script.
 SCRIPTS = {
     "finetune_image_classification": ("photos", "accuracy"),
     "finetune_semantic_segmentation": ("scenes", "mean_iou"),
@@ -32,12 +32,12 @@ SCRIPTS = {
 SMALL = ["--image_size", "32", "--train_val_split", "0.25", "--per_device_train_batch_size", "2", "--max_steps", "2"]
 SMALL += ["--report_to", "none", "--disable_tqdm", "true", "--use_cpu"]
 RATE = ["--learning_rate", "1e-3"]
-CLASSIFIER, SEGMENTATION, DETECTION, DEPTH, KEYPOINTS, PRETRAINING = SCRIPTS  # each is also fine-tuned once below
+CLASSIFIER, SEGMENTATION, DETECTION, DEPTH, KEYPOINTS, PRETRAINING = SCRIPTS  # names of the example scripts
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data of all tasks, and a saved model of each."""
+    """Return a folder with data of all tasks and a saved model of each task."""
     folder = tmp_path_factory.mktemp("workplace")
     write_class_folders(folder / "photos", ["cat", "dog"])
     write_scenes(folder / "scenes")
@@ -64,7 +64,7 @@ def run(script: str, workplace: Path, output: Path, *options: str, **hub: str) -
 
 
 def check(script: str, output: Path) -> Any:
-    """Checks the output of a run; returns the model."""
+    """Check the output folder of an example script. Return the saved model."""
     scores = json.loads((output / "all_results.json").read_text())
     assert {"train_loss", "validation_loss", f"validation_{SCRIPTS[script][1]}"} <= scores.keys()
     assert ("test_loss" in scores) == (script == CLASSIFIER)
@@ -73,7 +73,7 @@ def check(script: str, output: Path) -> Any:
 
 
 def check_tuned(script: str, workplace: Path, output: Path) -> None:
-    """Checks the output of a run that started from a saved model."""
+    """Check the output folder of an example script that fine-tuned a saved model."""
     tuned, saved = check(script, output), class_of(script).from_pretrained(workplace / "saved" / script)
     pairs = zip(tuned.model.parameters(), saved.model.parameters(), strict=True)
     assert 0 < torch.stack([(one - other).abs().max() for one, other in pairs]).max() < 0.02

@@ -1,4 +1,4 @@
-"""Commands never write over inputs or over files of others, and replace an earlier run on request alone."""
+"""Commands never overwrite inputs or unrelated files. They replace output of an earlier run only on request."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def save(model_class: type[HfViTPreTrainedModel], folder: Path, **options: objec
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved models."""
+    """Return a folder of saved models."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_class in CLASSES.items():
         save(model_class, folder / name)
@@ -46,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Photos with masks and depth maps next to them."""
+    """Return a folder of photos with masks and depth maps next to them."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(1, 4):
@@ -132,7 +132,7 @@ def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"validation_.* exists, from an earlier run"):
         hf_vit.evaluate(model, data, output_dir=scores, **options)
     assert hf_vit.evaluate(model, data, output_dir=scores, overwrite=True, **options) == first
-    hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)  # other files
+    hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)  # another split has separate files
 
 
 def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
@@ -162,4 +162,4 @@ def test_files_are_recognized_by_their_content(name: str, tmp_path: Path) -> Non
     file.rename(copied)
     with pytest.raises(ValueError, match="was not written by this command"):
         check_outputs([copied], overwrite=True)
-    check_outputs([file])  # it is gone
+    check_outputs([file])  # the file no longer exists

@@ -26,7 +26,7 @@ from ..helpers.references import draw_weights
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier."""
+    """Return the folder of a saved classifier."""
     folder = tmp_path_factory.mktemp("saved")
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_images(folder: Path, number: int) -> list[str]:
-    """Writes images of different colors, and returns their paths in order."""
+    """Write images of different colors and return their sorted paths."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{index}.png" for index in range(number)]
     for index, file in enumerate(files):
@@ -96,12 +96,12 @@ def test_bad_files_are_named_and_the_others_predicted(
     files = write_images(folder, 6)
     cli.main(["predict", str(saved), str(folder), "--batch_size", "2"])
     expected = {line["file"]: line for line in lines_of(capsys.readouterr().out)}
-    Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])  # truncated
+    Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])  # truncate the file
     (folder / "0-first.png").write_text("no image")
     (folder / "9-last.gif").touch()
     with pytest.raises(SystemExit) as stopped:
         cli.main(["predict", str(saved), str(folder), "--batch_size", "2", "--picture", str(picture)])
-    assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")  # a text is exit code 1
+    assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")  # a string, so exit code 1
     output = capsys.readouterr()
     lines = lines_of(output.out)
     assert [line["file"] for line in lines] == [file for file in files if file != files[3]]
@@ -128,11 +128,11 @@ def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: 
 
 def test_opened_images_are_upright_and_transparent_pixels_show_the_stored_color(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # taken with the camera turned by a quarter
+    exif[0x0112] = 6  # EXIF orientation: camera rotated by 90 degrees
     Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (20, 40)
     Image.new("RGBA", (4, 4), (7, 8, 9, 0)).save(tmp_path / "clear.png")
-    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # as in a training
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # training reads the same color
 
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)

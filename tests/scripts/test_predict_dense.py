@@ -30,7 +30,7 @@ from .test_predict import lines_of
 NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
-PANEL_SIZE = 320  # pixels of the longer side of an image in a picture, at least
+PANEL_SIZE = 320  # minimum length in pixels of the longer side of an image in a picture
 FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
     "semantic": (HfViTForSemanticSegmentation, {}),
@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved models of all kinds, and a folder of images of several sizes."""
+    """Return a folder with saved models of each segmentation and depth task, and images of several sizes."""
     folder = tmp_path_factory.mktemp("workplace")
     size = {"size": {"shortest_edge": 32}, "do_center_crop": False, "do_pad": True, "ensure_multiple_of": 8}
     for name, (model_class, overrides) in MODELS.items():
@@ -65,7 +65,7 @@ def write_noise(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
 def run(
     workplace: Path, model: str, output_dir: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> list[dict]:
-    """Predicts all images; returns the lines."""
+    """Predict all images. Return the printed JSON lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
     cli.main(["predict", str(workplace / model), *images, "--output_dir", str(output_dir), *options])
     lines = lines_of(capsys.readouterr().out)
@@ -80,7 +80,7 @@ def run(
 
 
 def post_processed(workplace: Path, model: str, method: str, **options: Any) -> list:
-    """What the package makes of the images."""
+    """Return the results of a post-processing method for each image, computed without the command."""
     opened = MODELS[model][0].from_pretrained(workplace / model)
     processor = HfViTImageProcessor.from_pretrained(workplace / model)
     results = []
@@ -92,7 +92,7 @@ def post_processed(workplace: Path, model: str, method: str, **options: Any) -> 
 
 
 def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
-    """The color in which an indexed mask shows a number."""
+    """Return the palette color of a class or segment number in an indexed mask."""
     return tuple(mask.getpalette()[3 * number : 3 * number + 3])
 
 
@@ -180,7 +180,7 @@ def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pyte
         lines = lines_of(capsys.readouterr().out)
         assert [set(line) & {"classes", "segments", "unit"} for line in lines] == [{key}] * 2
         with Image.open(file) as picture:
-            assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each beside its prediction
+            assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each next to its prediction
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_segments_are_laid_over_the_image_with_outlines() -> None:
 
 
 def test_what_is_near_is_bright() -> None:
-    depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the least value at the left
+    depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the smallest depth is at the left
     for writer, is_left_near in ((METRIC_DEPTH, True), (RELATIVE_DEPTH, False)):
         picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
         pixels = np.asarray(picture, dtype=int)

@@ -1,4 +1,4 @@
-"""`hf-vit predict` with models for objects and keypoints: output, files and pictures."""
+"""`hf-vit predict` with models for object and keypoint detection: output, files and pictures."""
 
 import csv
 import json
@@ -23,13 +23,13 @@ from .test_predict_dense import write_noise
 
 SIZES = {"wide.png": (60, 40), "high.png": (30, 50)}  # width and height
 BLACK = Image.new("RGB", (40, 20))
-SCALE = 480 / BLACK.width  # of its picture
+SCALE = 480 / BLACK.width  # scale of the black image in its picture
 COLORS = [tuple(color) for color in segmentation_palette(4).tolist()]
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved models `objects` and `pose`, images, and boxes for these."""
+    """Return a folder with saved models `objects` and `pose`, images, and boxes of objects in these images."""
     folder = tmp_path_factory.mktemp("workplace")
     models = {
         "objects": HfViTForObjectDetection(small_config(**DETECTION)),
@@ -54,7 +54,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
-    """Predicts all images; returns the lines."""
+    """Predict all images. Return the printed JSON lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
     cli.main(["predict", str(workplace / model), *images, *options])
     lines = lines_of(capsys.readouterr().out)
@@ -156,7 +156,7 @@ def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
     assert picture.getpixel((30 * SCALE, 12 * SCALE)) == color
     assert picture.getpixel((20 * SCALE, 13 * SCALE)) == (0, 0, 0)
     above = picture.crop((10 * SCALE, 8 * SCALE - 18, 10 * SCALE + 60, 8 * SCALE - 1)).getcolors()
-    assert max(above)[1] == color  # behind the name
+    assert max(above)[1] == color  # background of the class name
     assert len(above) > 2
 
 
@@ -173,7 +173,7 @@ def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
     at = {name: picture.getpixel(((x + 0.5) * SCALE, (y + 0.5) * SCALE)) for name, (x, y) in places.items()}
     assert at["nose"] == pytest.approx(COLORS[0], abs=3)
     assert at["left eye"] == pytest.approx(COLORS[1], abs=3)
-    assert 0 < sum(at["right eye"]) < sum(COLORS[2]) / 2  # faint: it is not sure
-    assert picture.getpixel((20.5 * SCALE, 10.5 * SCALE)) == pytest.approx(COLORS[1], abs=25)  # the line
-    assert picture.getpixel((20.5 * SCALE, 6.5 * SCALE)) == (0, 0, 0)  # none between the eyes
+    assert 0 < sum(at["right eye"]) < sum(COLORS[2]) / 2  # keypoints with a low score are drawn faintly
+    assert picture.getpixel((20.5 * SCALE, 10.5 * SCALE)) == pytest.approx(COLORS[1], abs=25)  # from nose to left eye
+    assert picture.getpixel((20.5 * SCALE, 6.5 * SCALE)) == (0, 0, 0)  # no line between the eyes
     assert picture.getpixel((2 * SCALE, 12 * SCALE)) == IGNORED

@@ -1,4 +1,4 @@
-"""`hf-vit predict` with image-text models and the texts to choose from."""
+"""`hf-vit predict` with image-text models and candidate texts."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ LABELS = ["cat", "a red car", "dog"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of an image-text model, a classifier and two photos."""
+    """Return a folder with an image-text model, a classifier and two photos."""
     folder = tmp_path_factory.mktemp("place")
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     image_processor = HfViTImageProcessor.for_model(small_config())

@@ -1,4 +1,4 @@
-"""The proof on a GPU: what runs, what is stopped, what is not run again, and what is compared."""
+"""The script of GPU checks: commands, timeouts, skipping of finished parts, and comparison of results."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def test_a_part_reports_its_tables_and_ends_at_the_first_command_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "carried.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # packages on the path are those of the commands too
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # commands inherit the import path
     table = python("import carried; print('| a | 1 |'); print('else'); print('Scores: accuracy 1')")
     part = Part("Table", [table, python("raise SystemExit(3)"), python("print('| never |')")])
     result = run_part("table", part, tmp_path, seconds=60)
@@ -110,7 +110,8 @@ def test_parts_have_the_folders_that_are_given(tmp_path: Path) -> None:
     parts = prove_on_gpu.all_parts(prove_on_gpu.parse(words))
     assert {"kernels", "speed_base", "cifar10", "mae", "regularization", "depth_estimation"} <= set(parts)
     assert "object_detection" not in parts
-    for name in ("cifar10", "mae"):  # trains where a part that is run once more begins anew
+    # The training output is inside the folder of the part, which is deleted before the part runs again.
+    for name in ("cifar10", "mae"):
         folders = [command[command.index("--output_dir") + 1] for command in parts[name].commands]
         assert all(Path(folder).parent == tmp_path / name for folder in folders)
     assert parts["depth_estimation"].commands[0][3:6] == ["train", "depth-estimation", "rooms"]

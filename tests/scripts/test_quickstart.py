@@ -1,4 +1,4 @@
-"""The notebook, from top to bottom with a tiny model."""
+"""The quickstart notebook: all cells run in order with a tiny model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""README files: their Python code runs, their commands parse, and what they name exists."""
+"""README files: Python code runs, commands parse, and all mentioned files and names exist."""
 
 import argparse
 import ast
@@ -31,7 +31,7 @@ MARKS = ("", "gpu", "network")
 
 
 class Block(NamedTuple):
-    """A code block: its language, the mark beside it, and what it holds."""
+    """A code block of a Markdown file: its language, the marker after the language, and its code."""
 
     language: str
     mark: str
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class ParsedError(BaseException):
-    """Leaves a script once its arguments are parsed; no handler of errors catches it."""
+    """Raised to stop a script after argument parsing. Handlers of `Exception` do not catch it."""
 
 
 def blocks_of(file: Path) -> list[Block]:
@@ -52,13 +52,13 @@ def get_name(file: Path) -> str:
 
 
 def commands_of(code: str) -> Iterator[list[str]]:
-    """Yields the words of each command, without comments, redirections and what reads its output."""
+    """Yield the words of each shell command, without comments, redirections and piped commands."""
     pending = ""
     for line in code.replace("\\\n", " ").splitlines():
         pending += line + "\n"
         try:
             words = shlex.split(pending, comments=True)
-        except ValueError:  # a quotation that goes on in the next line
+        except ValueError:  # the quoted string continues on the next line
             continue
         pending = ""
         end = min((words.index(sign) for sign in (">", "|") if sign in words), default=len(words))
@@ -68,7 +68,7 @@ def commands_of(code: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails unless a command is one that is known here, and its arguments are those of its parser."""
+    """Assert that a command is an expected one and that its parser accepts its arguments."""
     program, *rest = words
     if program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -106,7 +106,7 @@ def check_launcher(program: str, options: list[str]) -> None:
 
 
 def parse(program: Callable[[], Any], name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a program until a parser has taken all of its options."""
+    """Run a program until its argument parser has accepted all options."""
     parse_known_args = argparse.ArgumentParser.parse_known_args
     options = {argument for argument in arguments if argument.startswith("--")} - {"--recipe"}
 
@@ -126,12 +126,12 @@ def parse(program: Callable[[], Any], name: str, arguments: list[str], monkeypat
 
 
 def save_config(model_class: str, arguments: list[str]) -> None:
-    """Saves what a later evaluation reads of a training: the class of its model."""
+    """Save a configuration with the model class, which evaluation commands read from the folder of a training run."""
     HfViTConfig(architectures=[model_class]).save_pretrained(arguments[arguments.index("--output_dir") + 1])
 
 
 def check_names(code: str) -> None:
-    """Fails unless code that is not run compiles, and all that it takes from the package is there."""
+    """Assert that code compiles and that every name it imports from the package exists, without running it."""
     tree, modules = ast.parse(code), dict[str, ModuleType]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("hf_vit"):
@@ -144,7 +144,7 @@ def check_names(code: str) -> None:
 
 
 def paths_in_tree(tree: str) -> Iterator[str]:
-    """Yields the paths of a tree of names, a level deeper by two spaces, with what they are behind two or more."""
+    """Yield the paths in a directory tree. Levels are indented by two spaces. Descriptions follow two spaces."""
     folders: list[str] = []
     for line in tree.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
@@ -155,7 +155,7 @@ def paths_in_tree(tree: str) -> Iterator[str]:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder from which the scripts and the Makefile are found as from the root."""
+    """Return a temporary working directory that contains only a link to the scripts folder."""
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -244,7 +244,7 @@ def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
         str(file.relative_to(ROOT))
         for file in files
         if re.search("depth_estimation|DepthEstimation", file.name + file.read_text(encoding="utf-8"))
-        # Checkpoints of other libraries have a check-list of their own; the rest measure what there is.
+        # Excluded: conversion of checkpoints has a separate checklist, and other files measure existing tasks.
         and not str(file.relative_to(ROOT)).startswith(APART)
     }
     assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"

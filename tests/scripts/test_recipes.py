@@ -25,7 +25,7 @@ def header_of(file: Path) -> re.Match[str]:
 
 
 def figures_of(text: str) -> set[str]:
-    """The figures with a decimal point."""
+    """Return the numbers with a decimal point in a text."""
     return set(re.findall(r"\d+\.\d+", text))
 
 
@@ -56,7 +56,7 @@ def test_cards_name_recipes_that_are_there() -> None:
 
 
 def rows_of(file: Path, *columns: str) -> list[dict[str, str]]:
-    """The rows of all tables of a page that have these columns, by column."""
+    """Return the rows of all Markdown tables in a file that have the given columns, as dictionaries."""
     rows = []
     for table in re.findall(r"(?:^\|.+\|\n)+", file.read_text(), flags=re.MULTILINE):
         names, _, *cells = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())

@@ -1,4 +1,4 @@
-"""Python code that a model's folder brings never runs unless somebody has said so."""
+"""Python code in the folder of a model never runs without consent of the user."""
 
 import json
 from collections.abc import Callable
@@ -70,7 +70,7 @@ PIPELINE = {"impl": "foreign.ForeignForImageClassification", "pt": ["AutoModelFo
 
 
 def save_foreign(place: Path, **changes: object) -> Path:
-    """Saves a working model all of whose parts name classes of code beside them; `changes` are of config.json."""
+    """Save a valid model with a Python file that its JSON files refer to. `changes` are fields of config.json."""
     folder = place / "foreign"
     ViTForImageClassification(ViTConfig(**SHAPE, image_size=16, patch_size=8)).save_pretrained(folder)
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
@@ -90,7 +90,7 @@ def write_images(place: Path) -> None:
 
 
 def add_code(folder: Path, marker: Path) -> None:
-    """Lets all files of a model name classes of a file beside them, which makes `marker` when it runs."""
+    """Add a Python file that creates `marker` when it runs, and refer to its classes in all JSON files of a model."""
     (folder / "foreign.py").write_text(CODE.replace("__MARKER__", repr(str(marker))))
     for name, classes in CLASSES.items():
         change_json(folder / name, auto_map=classes)
@@ -153,7 +153,7 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
         HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
         add_code(folder, tmp_path / MARKER)
         own = CUSTOM_PIPELINES["HfViTForKeypointDetection"]
-        change_json(folder / "config.json", custom_pipelines=own)  # as a saved pipeline writes it
+        change_json(folder / "config.json", custom_pipelines=own)  # saved pipelines have this field
         call_command("predict", [folder.name, "photo.png"])
         assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
         assert not (tmp_path / MARKER).exists()

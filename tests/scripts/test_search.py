@@ -28,7 +28,7 @@ COLORS = ("red", "green", "blue")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of an image-text model and three photos, with an empty index."""
+    """Return a folder with an image-text model and three photos, before any search has stored an index."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     image_processor = HfViTImageProcessor.for_model(small_config())
@@ -44,7 +44,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def encoded_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that will contain the number of images of each later forward pass."""
+    """Return a list to which each forward pass appends its number of images."""
     counts, plain = list[int](), HfViTForZeroShotImageClassification.get_image_features
 
     def counting(self: Any, pixel_values: torch.Tensor, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, mo
     Image.new("RGB", (40, 50), "green").save(place / "photos" / "copy.png")
     Image.new("RGB", (40, 50), "white").save(place / "photos" / "white.png")
     assert len(search_images(str(place / "model"), place / "photos", "blue", top_k=4)) == 4
-    assert counts == [1]  # "copy.png" has the content of a known image
+    assert counts == [1]  # "copy.png" has the content of an indexed image
 
 
 def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, caplog: pytest.LogCaptureFixture) -> None:

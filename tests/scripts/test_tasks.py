@@ -1,4 +1,4 @@
-"""Segmentation, depth, objects and keypoints from end to end: train, check, resume, evaluate, open elsewhere."""
+"""End-to-end tests of dense and object tasks: train, check, resume, evaluate, and load without the package."""
 
 import json
 import re
@@ -30,7 +30,7 @@ OPTIONS = {
     "object_detection": [*STEPS, *OBJECTS],
     "keypoint_detection": [*STEPS, *OBJECTS, "--max_rotation", "0", "--per_device_train_batch_size", "8"],
 }
-# The main score and the names of the classes or keypoints
+# Main score of each task, and its class or keypoint names.
 SCORES = {
     "semantic_segmentation": ("mean_iou", NAMES),
     "universal_segmentation": ("pq", NAMES),
@@ -38,12 +38,12 @@ SCORES = {
     "object_detection": ("map_50", CLASSES),
     "keypoint_detection": ("pck", POINTS),
 }
-PICTURES = {"depth_estimation": 2, "object_detection": 4}  # of the card; three by default
+PICTURES = {"depth_estimation": 2, "object_detection": 4}  # number of images in the model card, by default 3
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of each task, and a model that was trained on them."""
+    """Return a folder with images of each task and models trained on them."""
     folder = tmp_path_factory.mktemp("workplace")
     write_scenes(folder / "scenes")
     write_objects(folder / "data" / "object_detection")
@@ -62,7 +62,7 @@ def read(folder: Path, what: str = "scores") -> dict[str, Any]:
 
 
 def flat(scores: dict[str, Any]) -> dict[str, float]:
-    """Scores, also those of each class, in one dictionary, NaN where there is none."""
+    """Return all scores, including those of each class, in a flat dictionary. Missing scores are NaN."""
     joined = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
     return {f"{name} {key}": np.nan if v is None else v for name, values in joined for key, v in values.items()}
 
@@ -85,7 +85,7 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     if parts:
         assert list(read(folder, "keypoints" if parts is POINTS else "classes")) == parts
-    # The code of the card for the package
+    # Run the code example of the model card that uses the package.
     Image.open(data_of(workplace, task) / "val" / "images" / "2.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -183,7 +183,8 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
     width, height = Image.open(workplace / "scenes" / "val" / "images" / "0.png").size
     printed = run_without_package(OPENED, workplace).stdout.splitlines()
     assert "semantic HfViTForSemanticSegmentation" in printed
-    assert "universal HfViTForUniversalSegmentation" in printed  # and not one of the other task, with a fresh head
+    # The class is not that of semantic segmentation, which would have an untrained head.
+    assert "universal HfViTForUniversalSegmentation" in printed
     assert f"depth {(height, width)} torch.float32 True" in printed
     assert "brick leaf" in printed
     assert "HfViTForObjectDetection HfViTForKeypointDetection top left_foot right_foot" in printed

@@ -1,4 +1,4 @@
-"""Maps of patches: attention equals that of the model, colors and similarities equal scikit-learn and plain loops."""
+"""Maps of patches: equal to the attention of the model, to PCA of scikit-learn, and to plain loops."""
 
 import math
 from typing import Any
@@ -34,12 +34,12 @@ from hf_vit.visualize.patches import patch_at, principal_components
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-# Of 3 x 4 patches, 2 x 3 are valid.
+# 2 x 3 of the 3 x 4 patches are valid, the others are padding.
 PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])
 
 
 def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-    """Return a float64 model whose weights give uneven attention."""
+    """Convert a model to float64, with random weights that make attention uneven."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -48,7 +48,7 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the values and the results (B, heads, L, d) of each layer."""
+    """Return the attention values and attention outputs (B, heads, L, d) of each layer."""
     seen: list[list[Tensor]] = []
 
     for layer in model.base_model.encoder.layers:
@@ -71,7 +71,7 @@ def test_the_weights_are_those_by_which_a_model_with_sdpa_sums_up_values(variant
     assert model.config._attn_implementation == "sdpa"
     assert [own.grid for own in recorded] == [(2, 3), (3, 4)]
     num_prefix = config.num_prefix_tokens
-    inside = [*range(num_prefix + 3), *range(num_prefix + 4, num_prefix + 7)]  # the fourth patch is padding
+    inside = [*range(num_prefix + 3), *range(num_prefix + 4, num_prefix + 7)]  # the fourth patch of a row is padding
     for layer, (value, result) in enumerate(values_and_results(model, **inputs)):
         for image, tokens in enumerate((inside, range(num_prefix + 12))):
             weights = recorded[image].weights[layer]
@@ -141,7 +141,7 @@ def test_an_image_is_summed_up_by_what_the_model_pools(options: dict[str, Any], 
 
 
 def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> None:
-    # Of two heads in three layers, for a CLS token, a register and 2 x 3 patches.
+    # Random weights of 3 layers and 2 heads, for a CLS token, a register token and 2 x 3 patches.
     weights = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     attention = Attention((3 * weights).softmax(-1), (2, 3), 2, torch.eye(8).double()[0])
     for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
@@ -151,7 +151,7 @@ def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> N
             torch.testing.assert_close(maps[:, :, row, column], attention.weights[:, :, token, 2 + 3 * row + column])
     with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
         attention_maps(attention, (2, 0))
-    # A rollout is the product of matrices.
+    # Attention rollout is the product of the attention matrices of all layers.
     product = torch.eye(8).double()
     for layer in attention.weights:
         product = (layer.mean(0) + torch.eye(8)) / 2 @ product
@@ -160,7 +160,7 @@ def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> N
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Run a classifier step by step with a change added to its attention; return logits and original attention."""
+    """Run a classifier, adding `nudges` to its attention weights. Return logits and unchanged attention weights."""
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
@@ -193,7 +193,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.std() > 0.05 * heat.mean()  # maps vary much more than the tolerance
+    assert heat.std() > 0.05 * heat.mean()  # the map varies much more than the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:
@@ -231,7 +231,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-    # A point lies on one patch or outside.
+    # A point in pixels selects the patch that contains it.
     assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
@@ -241,13 +241,13 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
 
 
 def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
-    """Return image features with a different standard deviation in each dimension."""
+    """Return random patch features of images, with a different standard deviation in each dimension."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*grid, size, generator=generator).double() * torch.arange(1, size + 1) + 5 for grid in grids]
 
 
 def project(rows: np.ndarray, count: int) -> np.ndarray:
-    """Project rows on scikit-learn's components, with signs that make the largest entries positive."""
+    """Project rows on the principal components of scikit-learn, with signs that make the largest entries positive."""
     pca = PCA(count, svd_solver="full").fit(rows)
     largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
     return pca.transform(rows) * np.sign(largest[:, 0])

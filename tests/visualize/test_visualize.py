@@ -41,7 +41,7 @@ def texts(file: Path) -> list[str]:
 
 
 def columns(file: Path, count: int) -> list[np.ndarray]:
-    """Split the first row of a picture into parts."""
+    """Split the first row of a picture into its panels."""
     with Image.open(file) as picture:
         return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
 
@@ -58,7 +58,7 @@ def test_palettes_are_fixed_and_near_is_bright() -> None:
     assert len(np.unique(palette, axis=0)) == 150
     distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GRAY], axis=-1)
     assert np.sort(distances, axis=1)[:, 1].min() > 50
-    # Near is bright and invalid is gray.
+    # Near pixels are bright, invalid pixels are gray.
     depth = np.array([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]])
     colors = apply_color_map(depth, is_valid(depth), (1, 3), DEPTH_COLORS)
     assert colors.shape == (2, 4, 3)
@@ -68,7 +68,8 @@ def test_palettes_are_fixed_and_near_is_bright() -> None:
     assert (colors[1] == GRAY).all()
     depth = np.array([[2.0, 3.0, 0.0]])
     with warnings.catch_warnings(action="error"):
-        flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]  # constant depth has no range
+        # A constant depth map has an empty value range.
+        flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]
     assert (flat[0] == flat[1]).all()
     assert (flat[2] == GRAY).all()
 
@@ -116,7 +117,7 @@ def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(
         assert all(holds(part, 0.7 * color) for color in seen)
         assert not holds(part, 0.7 * unseen)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
-    # A figure in memory is drawn once.
+    # A picture that is written to memory is rendered only once.
     drawn, draw, file = [], Figure.draw, BytesIO()
     monkeypatch.setattr(Figure, "draw", lambda self, renderer: drawn.append(self) or draw(self, renderer))
     draw_segmentation([Image.new("RGB", (40, 30))], [np.zeros((30, 40), dtype=int)], None, ["sky"], file)
@@ -145,7 +146,7 @@ def test_any_number_of_tiles_has_its_pages() -> None:
         blue = sum(number for page in pages for number, color in page.getcolors() if color == (0, 0, 255))
         assert blue == count * size[0] * size[1]
         assert all(max(page.size) <= MAX_SIDE for page in pages)
-    # A sheet fits a screen, or continues on the next.
+    # Pictures are split into several sheets of screen size.
     for size, count, pages in (((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)):
         colors = [(1 + number, 0, 0) for number in range(count)]
         sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
@@ -164,7 +165,7 @@ def test_a_line_is_as_wide_as_there_is_room() -> None:
         assert fitted[:3] == line[:3]
         assert fitted[-5:] == line[-5:]
     boxes = draw_boxes(np.zeros((480, 60, 3), np.uint8), [[20, 100, 55, 300]], [0], ["Staffordshire bullterrier"])
-    letters = (np.asarray(boxes) > 180).all(axis=-1)  # letters are white on blue
+    letters = (np.asarray(boxes) > 180).all(axis=-1)  # letters are white on a blue label
     assert letters.any()
     assert not letters[:, -1].any()
 
@@ -181,7 +182,7 @@ def test_segments_have_their_color_and_an_outline() -> None:
         assert (picture[y, x] == 255).all()
     for y, x in ((30, 31), (5, 45), (0, 45)):
         assert (picture[y, x] == 0).all()  # this pixel belongs to no object
-    # The border of the image is not an outline.
+    # No outline is drawn along the border of the image.
     assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5
 
 
@@ -224,7 +225,7 @@ def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> Non
     assert written.count("share of the truth") == 2
     changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
     width = len(changed)
-    assert not changed[: width * 2 // 5].any()  # the image and the ground truth are equal
+    assert not changed[: width * 2 // 5].any()  # the panels of image and ground truth are unchanged
     assert changed[width // 2 : width * 3 // 5].any()
     assert holds(pictures["right"][:, : width // 2], GRAY)
     assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # black means no error
@@ -239,7 +240,7 @@ def test_depth_without_a_common_scale_or_truth_has_no_error(relative: bool, tmp_
     draw_depth([BLACK], [1 / values], [values], tmp_path / "both.png", relative=True)
     for part in columns(tmp_path / "both.png", 3)[1:]:
         assert np.unique(part.reshape(-1, 3), axis=0).shape[0] > 50
-    # Without a valid pixel, all is gray.
+    # A depth map without valid pixels is gray.
     invalid = np.full((60, 60), 0.0 if relative else math.nan)
     draw_depth([BLACK], [np.zeros((60, 60))], [invalid], tmp_path / "picture.png", relative=relative)
     assert holds(columns(tmp_path / "picture.png", 1)[0], GRAY)
@@ -258,7 +259,7 @@ def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
 
 
 def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted(tmp_path: Path) -> None:
-    # A white image and a black prediction.
+    # The picture shows a white image and a black prediction.
     image, predicted = torch.full((3, 40, 80), 0.5), torch.full((3, 40, 80), -1.0)
     mask = torch.tensor([[True, False], [True, False]])
     file = tmp_path / "reconstruction.png"
@@ -268,7 +269,7 @@ def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted
     for picture, expected in ((seen, (255, 255)), (left, (128, 255)), (filled, (64, 255))):
         found = [picture[middle, place] for place in (quarter, 3 * quarter)]
         np.testing.assert_allclose(found, [[level] * 3 for level in expected], atol=1)
-    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)  # of several bands, the first is shown
+    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)  # the first of 4 channels is shown
     draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
     draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "gray.png")
     assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "gray.png").read_bytes()

@@ -1,4 +1,4 @@
-"""Pictures of attention and features, drawn by function and by command."""
+"""Pictures of attention and features, drawn by functions and by the command."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_the_patch_that_is_meant_is_marked(patch: tuple[int, int], tmp_path: Pat
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", patch)
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
     plain, marked = read(tmp_path / "plain.png"), read(tmp_path / "marked.png")
-    # Gap between the panels; the color bar has 0.28 times the width of a panel.
+    # Column of the gap between the panels. The color bar is 0.28 times as wide as a panel.
     middle = plain.shape[1] * 100 // 228
     inside = (plain[:, :middle] == 200).all(-1)
     top, *_, bottom = np.flatnonzero(inside.mean(1) > 0.5)
@@ -67,16 +67,16 @@ def test_maps_stand_in_rows_and_columns(tmp_path: Path) -> None:
     for row, column in np.ndindex(2, 3):
         assert np.array_equal(whole[3 * row : 3 * row + 2, 5 * column : 5 * column + 4], maps[row, column])
     assert np.isnan(whole).sum() == whole.size - maps.size
-    # Attention has a row for each layer and a column for each head.
+    # The picture has one row per layer and one column per head.
     maps = np.random.default_rng(0).random((5, 4, 2, 3))
     draw_attention(GRAY, maps, tmp_path / "attention.svg")
     written = texts(tmp_path / "attention.svg")
     assert sorted(written) == sorted(["1", "2", "3", "4", "head", "1", "2", "3", "4", "5", "layer"])
-    scaled = maps * np.arange(1, 5)[:, None, None]  # each head is scaled by itself
+    scaled = maps * np.arange(1, 5)[:, None, None]  # color scales of heads are independent
     draw_attention(GRAY, maps, tmp_path / "attention.png")
     draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
-    # Patches have their colors.
+    # Each patch is drawn in its feature color.
     colors = torch.tensor([[[1.0, 0, 0], [0, 0, 1]], [[1, 1, 0], [0, 1, 0]]])
     draw_feature_colors([GRAY, GRAY[:, :300]], [colors, colors], tmp_path / "pca.png")
     (_, patches) = columns(tmp_path / "pca.png", 2)
@@ -86,7 +86,7 @@ def test_maps_stand_in_rows_and_columns(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a classifier, a depth model with rotary positions, and two photos of different shapes."""
+    """Return a folder with a classifier, a depth model with rotary positions, and two photos of different shapes."""
     folder = tmp_path_factory.mktemp("inspection")
     torch.manual_seed(0)
     names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}, "num_labels": 2}
@@ -103,7 +103,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspect(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
-    """Run the command; return the written files."""
+    """Run `hf-vit visualize` on photos. Return the names of the written files."""
     call_command("visualize", [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options])
     return sorted(file.name for file in output.iterdir() if file.name != RECORD)
 
@@ -130,7 +130,7 @@ def test_the_script_searches_a_whole_photo_for_a_class_or_from_a_point(workplace
     assert heat.shape == (6, 9)
     draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
-    # A point changes what attends and what is compared.
+    # A point selects the patch for attention, rollout and similarity maps.
     kinds, photos = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
     written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photos)
     assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photos) == written
@@ -170,7 +170,7 @@ def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplac
         assert pixel_values.shape == (1, 3, 40, 64)
         (attention,) = record_attention(model, pixel_values)
         assert attention.grid == (5, 8)
-    # A processor that bounds the less scaled side sees whole photos, too.
+    # With `keep_aspect_ratio`, `size` applies to the side that is scaled less. Photos are not cropped either.
     start = HfViTImageProcessor(size={"height": 32, "width": 32}, keep_aspect_ratio=True, ensure_multiple_of=8)
     whole = whole_image_processor(start, small_config(), keep_aspect_ratio=True)
     assert whole(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values.shape == (1, 3, 32, 48)

@@ -21,7 +21,7 @@ BOXES, LABELS = [[100, 200, 300, 400], [350, 50, 600, 250]], [0, 1]
 
 
 def is_like(picture: Image.Image, x: float, y: float, color: np.ndarray) -> bool:
-    """Return whether a pixel near a position has a color."""
+    """Return whether a pixel near (x, y) has approximately the given color."""
     part = np.asarray(picture)[round(y) - 3 : round(y) + 4, round(x) - 3 : round(x) + 4].astype(int)
     return bool((np.abs(part - color) <= 8).all(axis=-1).any())
 
@@ -40,7 +40,7 @@ def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> No
         assert is_like(picture, x * side, y * side, PALETTE[1])
     for x, y in ((0.5, 0.5), (0.1, 0.5), (0.5, 0.9)):
         assert is_like(picture, x * side, y * side, np.full(3, 200))
-    # The label is above the box.
+    # The label is drawn above the box.
     label = np.asarray(picture)[int(0.15 * side) : int(0.25 * side) - 2]
     written = (np.abs(label.astype(int) - PALETTE[1]) <= 8).all(axis=-1)
     assert written.any(axis=1).sum() > side / 40
@@ -50,7 +50,7 @@ def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
     assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
-    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores, the labels differ
+    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # labels differ without scores
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
     for scores in ([0.9, 0.1], [0.1, 0.9]):
         picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
@@ -87,10 +87,10 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
         assert is_like(picture, *point, color)
     assert is_like(picture, 150, 200, PALETTE[2])
     assert is_like(picture, 200, 100, np.full(3, 200))
-    # The keypoint is the center of the pixel in the corner.
+    # The keypoint lies at the center of the corner pixel.
     tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
-    # Several objects in one image.
+    # Draw several objects in one image.
     both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
     for shift in (0, 150):
         assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
@@ -116,7 +116,7 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     # The third keypoint is not labeled in the ground truth.
     for part in (truth, predicted):
         assert [has(Image.fromarray(part), color) for color in PALETTE] == [True, True, False]
-        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # the rows below the title
+        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # rows below the title
         assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the original image
     draw_poses([GRAY], [prediction], None, [], tmp_path / "alone.svg")
     assert texts(tmp_path / "alone.svg") == ["image", "prediction"]
@@ -124,7 +124,7 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [unsure], None, [], tmp_path / "sure.png", threshold=0.5)
     (alone,) = columns(tmp_path / "sure.png", 2)[1:]
     assert [has(Image.fromarray(alone), color) for color in PALETTE[[0, 1]]] == [True, False]
-    # A keypoint far off is in the picture.
+    # A keypoint far outside of the image is drawn inside the picture.
     target = {"keypoints": np.array([[300.0, 200, 2]]), "box": [290, 190, 310, 210]}
     prediction = {"keypoints": np.array([[30.0, 30]]), "scores": np.ones(1)}
     draw_poses([GRAY], [prediction], [target], [], tmp_path / "far.png")
