@@ -316,6 +316,41 @@ def test_text_tower_of_big_vision_is_refused_and_not_drawn_at_random(tmp_path: P
     assert torch.equal(fresh.model.norm.weight, HfViTModel.from_pretrained(file).norm.weight)
 
 
+def openai(state: State) -> State:
+    names = (
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^pos_embed", "positional_embedding"),
+        (r"^cls_token", "class_embedding"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"\.norm(\d)", r".ln_\1"),
+        (r"attn\.qkv\.", "attn.in_proj_"),
+        (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+        (r"^blocks", "transformer.resblocks"),
+        (r"^", "visual."),
+    )
+    tower = renamed(state, *names)
+    tower["visual.class_embedding"] = tower["visual.class_embedding"].flatten()
+    tower["visual.positional_embedding"] = tower["visual.positional_embedding"][0]
+    text = {
+        "token_embedding.weight": noise(30, 64),
+        "positional_embedding": noise(7, 64),
+        "ln_final.weight": noise(64),
+        "ln_final.bias": noise(64),
+        "logit_scale": noise(1),
+    }
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.out_proj.bias", "mlp.c_proj.bias"):
+        text[f"transformer.resblocks.0.{name}"] = noise(64)
+    for name, rows, columns in (("attn.in_proj_", 192, 64), ("mlp.c_fc.", 256, 64)):
+        text[f"transformer.resblocks.0.{name}weight"] = noise(rows, columns)
+        text[f"transformer.resblocks.0.{name}bias"] = noise(rows)
+    text["transformer.resblocks.0.attn.out_proj.weight"] = noise(64, 64)
+    text["transformer.resblocks.0.mlp.c_proj.weight"] = noise(64, 256)
+    return {**tower, **text, "visual.proj": noise(128, 64), "text_projection": noise(64, 64)}
+
+
 def test_representation_layer_becomes_the_pooler(tmp_path: Path) -> None:
     theirs = drawn(PLAIN)
     layer = {"pre_logits/kernel": noise(128, 128) / 8, "pre_logits/bias": noise(128)}

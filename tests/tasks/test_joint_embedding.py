@@ -99,7 +99,7 @@ def test_a_teacher_is_not_averaged_twice(tmp_path: Path) -> None:
     arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)
     task = task_of(JointEmbedding, arguments)
     task.load_data()
-    with pytest.raises(ValueError, match="are an average already"):
+    with pytest.raises(ValueError, match="already averages the weights"):
         task.make_trainer()
 
 

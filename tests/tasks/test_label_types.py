@@ -157,9 +157,9 @@ def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: P
 
 def test_options_that_do_not_go_together(tables: Path, tmp_path: Path) -> None:
     for table, options, message in (
-        ("value", "--class_weights balanced", "regression has no classes"),
-        ("value", "--mixup_alpha 0.2", "regression has no classes"),
-        ("value", "--label_smoothing_factor 0.1", "regression has no classes"),
+        ("value", "--class_weights balanced", "Regression does not support options of classes"),
+        ("value", "--mixup_alpha 0.2", "Regression does not support options of classes"),
+        ("value", "--label_smoothing_factor 0.1", "Regression does not support options of classes"),
         ("flags", "--classification_loss bce", "classification_loss=bce"),
         ("class", "--class_weights nowhere.json", "must be balanced, sqrt, none or a JSON file"),
         ("class", "--balanced_sampling true --repeated_augmentations 2", "repeated_augmentations=2"),

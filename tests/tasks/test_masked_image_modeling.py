@@ -179,7 +179,7 @@ def test_a_training_on_a_stream_evaluates_a_part_and_is_resumed_where_it_was(wor
     scores = pretrain(workplace / "colors", tmp_path / "stream", *options)
     assert scores["knn_accuracy"] > 0.8  # chance level is 1/3
     card = (tmp_path / "stream" / "README.md").read_text()
-    assert "On the 15 test images" in card  # 15 of 21 test images, which are sorted by color
+    assert "Evaluated on the 15 test images" in card  # 15 of 21 test images, which are sorted by color
     assert "| training images | a stream, each drawn among 20 |" in card
     checkpoint = str(tmp_path / "stream" / "checkpoint-7")
     pretrain(workplace / "colors", tmp_path / "resumed", *options, "--resume_from_checkpoint", checkpoint)
@@ -259,7 +259,7 @@ def test_data_are_named_by_their_folders_and_where_they_lie_stays_private(
 
 
 def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> None:
-    steps = "save_strategy='epoch', .* Give --max_steps, --save_strategy steps, --eval_strategy steps"
+    steps = "save_strategy='epoch', .* Set --max_steps, --save_strategy steps, --eval_strategy steps"
     for options, message in (
         ("--streaming true", steps),
         ("--streaming true --max_steps 9 --eval_strategy no", r"Give --save_strategy steps\."),

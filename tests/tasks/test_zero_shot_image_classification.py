@@ -259,7 +259,7 @@ def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
         (["--dataloader_drop_last", "false"], "could put an image into a batch twice"),
         (["--prompt_templates", "a photo"], of_a_class),
         (["--per_device_train_batch_size", "50"], "16 training images do not fill a batch of 50"),
-        (["--metric_for_best_model", "accuracy"], "no score 'accuracy'"),
+        (["--metric_for_best_model", "accuracy"], "metric_for_best_model='accuracy' is not a score"),
         (["--vocab_size", "100"], "vocab_size=100 must be at least 259"),
         (["--caption_column_name", "words"], "no column 'words', only 'file_name', 'text'"),
         (saved, "has its own tokens and weights. Leave out --max_text_length 9"),

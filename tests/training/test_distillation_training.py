@@ -137,7 +137,7 @@ def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
     options += ["--resume_with_changes", "true"]
     with pytest.raises(SystemExit) as stopped:
         train(*resumed, *features[: len(resumed)], *options)
-    assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Resume" in str(stopped.value.code)
+    assert f"begun/checkpoint-1 do not match. Required: {needed}; saved: {saved}. Resume" in str(stopped.value.code)
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +237,9 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
     ("arguments", "message"),
     [
         (["--distillation_type", "soft"], "--distillation_type requires a teacher. Set --teacher to a path"),
-        (["--teacher_dtype", "float16"], "--teacher_dtype needs a teacher"),
+        (["--teacher_dtype", "float16"], "--teacher_dtype requires a teacher"),
         (["--teacher", "tutor", "--distillation_alpha", "1.5"], r"distillation_alpha=1.5 must lie in (0, 1]"),
-        (["--teacher", "tutor", "--distillation_temperature", "2"], "is of --distillation_type soft"),
+        (["--teacher", "tutor", "--distillation_temperature", "2"], "requires --distillation_type soft"),
         (
             ["--teacher", "tutor", "--distillation_type", "soft", "--distillation_temperature", "-1"],
             "distillation_temperature=-1.0 must be more than 0",
@@ -258,7 +258,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
             "has custom code and can be loaded only by running it. Read the code and, if",
         ),
         (["--teacher", "gray"], "expects images with 1 channels, but the student expects 3"),
-        (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),
+        (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 moves the labels"),
         (
             ["--teacher", "tutor", "--config_overrides", json.dumps({**TINY, "use_distillation_token": False})],
             "requires a distillation token. Remove use_distillation_token from --config_overrides",
@@ -307,7 +307,7 @@ def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
 def test_tokens_are_of_classifiers_alone(data: dict[str, Path], tmp_path: Path) -> None:
     teacher = save_teacher("vit", tmp_path / "tutor", NAMES)
     options = ["--teacher", str(teacher), "--distillation_type", "hard"]
-    with pytest.raises(ValueError, match=r"has no head for\. Say --distillation_type features"):
+    with pytest.raises(ValueError, match=r"does not have\. Use --distillation_type features"):
         make_trainer("depth_estimation", data["depth_estimation"], tmp_path, *options)
 
 

@@ -207,7 +207,7 @@ def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path
 
 
 def test_features_that_are_too_large_are_refused(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"2 views take .* and cache_gigabytes=1e-05.*cached_views.*float16"):
+    with pytest.raises(ValueError, match=r"2 views take .*, more than cache_gigabytes=1e-05.*cached_views.*float16"):
         train_digits(tmp_path, cache_gigabytes=1e-5)
     assert not cache.exists()
 

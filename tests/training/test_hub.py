@@ -138,7 +138,7 @@ def test_shards_go_up_with_their_index(saved: Path, tmp_path: Path) -> None:
     assert "model.safetensors.index.json" in names
     check_upload(folder)
     (folder / max(shards)).unlink()
-    with pytest.raises(ValueError, match=f"has no weights {max(shards)}. Save the model there again"):
+    with pytest.raises(ValueError, match=f"The weights {max(shards)} are missing in .* Save the model there again"):
         check_upload(folder)
 
 
@@ -174,40 +174,43 @@ def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Pat
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no model": (lambda folder: (folder / "config.json").unlink(), r"no config.json in .*model.save_pretrained"),
+    "no model": (lambda folder: (folder / "config.json").unlink(), r"no config.json. .*model.save_pretrained"),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
-        "has no weights model.safetensors.",
+        "The weights model.safetensors are missing in",
     ),
     "pickles": (
         lambda folder: [(folder / name).touch() for name in ("training_args.bin", "pytorch_model.bin")],
-        r"holds pytorch_model.bin, training_args.bin: .* Delete .*training_args.bin.* re-save .*save_pretrained",
+        r"opened: pytorch_model.bin, training_args.bin. Delete .*training_args.bin.*save_pretrained",
     ),
     "no processor": (
         lambda folder: (folder / "preprocessor_config.json").unlink(),
-        r"no preprocessor_config.json in .*image_processor.save_pretrained",
+        r"no preprocessor_config.json, .*image_processor.save_pretrained",
     ),
     "no code": (
         lambda folder: (folder / "modeling_hf_vit.py").unlink(),
-        r"has no code modeling_hf_vit.py. .*save_pretrained of hf_vit",
+        r"The code files modeling_hf_vit.py are missing .*save_pretrained of hf_vit",
     ),
     "no imported code": (
         lambda folder: (folder / "encoder.py").unlink(),
-        r"has no code encoder.py. .*save_pretrained of hf_vit",
+        r"The code files encoder.py are missing .*save_pretrained of hf_vit",
     ),
     "no auto_map": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "hf_vit"}'),
-        r"names no code \(auto_map\).*save_pretrained of hf_vit",
+        r"has no auto_map, .*save_pretrained of hf_vit",
     ),
-    "no card": (lambda folder: (folder / "README.md").unlink(), r"no model card .*hf_vit.training.write_model_card"),
+    "no card": (
+        lambda folder: (folder / "README.md").unlink(),
+        r"The model card .* is missing.*hf_vit.training.write_model_card",
+    ),
     "no metadata": (lambda folder: (folder / "README.md").write_text("# Shirts\n"), "has no metadata.*license: …"),
     "no YAML": (
         lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"),
-        r"metadata .* of .*README.md is invalid: .*\]",
+        r"metadata of .*README.md, .* are invalid: .*\]",
     ),
     "no results": (
         lambda folder: (folder / "README.md").write_text("---\nmodel-index: none\n---\n"),
-        r"metadata .* of .*README.md is invalid: .*model_index",
+        r"metadata of .*README.md, .* are invalid: .*model_index",
     ),
 }
 

@@ -636,5 +636,5 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     report_lines = train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))  # a model of these classes
     assert not any(line.startswith("Linear probe: ") for line in report_lines)
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
-    with pytest.raises(ValueError, match="probe_classifier=True needs features"):
+    with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):
         task_of(ImageClassification, command)

@@ -279,7 +279,9 @@ def test_wrong_patches_are_refused() -> None:
     windowed = small_config(window_size=2)
     with pytest.raises(ValueError, match="which window_size=2 does not support"):
         HfViTModel(windowed)(torch.zeros(1, 3, 32, 32), kept_patches=torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 leaves holes in the patch grid"):
+    with pytest.raises(
+        ValueError, match=r"token_drop_rate=0\.5 removes patches, which window_size=2 does not support"
+    ):
         PatchDropout(0.5, windowed)
 
 
@@ -549,11 +551,14 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* that fit: 16 or 24\."),
+        (
+            {"progressive_sizes": [16, 20, 32]},
+            r"20 is not a multiple of the patch height 8 .* Nearest valid values: 16 or 24\.",
+        ),
         ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* Nearest valid values: 8\."),
         ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
         ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
-        ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Give one of the two\."),
+        ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Remove one of them\."),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -568,7 +573,7 @@ def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> N
     for model, message in (
         (boxes, "does not support HfViTForObjectDetection, .* --multi_scale true"),
         (points, "whose targets are in pixels of the images: choose another --image_size"),
-        (ViTModel(ViTConfig(**shape)), "multi_scale_sizes needs a model of hf_vit"),
+        (ViTModel(ViTConfig(**shape)), "multi_scale_sizes requires a model of hf_vit"),
     ):
         with pytest.raises(ValueError, match=message):
             size_transforms(args, model)
