@@ -10,12 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from .model.configuration_hf_vit import HfViTConfig, to_pair
 from .model.modeling_hf_vit import HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
-from .model.task_depth_estimation import HfViTForDepthEstimation
-from .model.task_image_classification import HfViTForImageClassification
-from .model.task_keypoint_detection import HfViTForKeypointDetection
-from .model.task_object_detection import HfViTForObjectDetection
-from .model.task_semantic_segmentation import HfViTForSemanticSegmentation
-from .model.task_universal_segmentation import HfViTForUniversalSegmentation
 
 
 # Peak throughput of GPUs in 10^12 operations per second, for bfloat16 and float16 with float32 accumulation, without
@@ -41,10 +35,8 @@ PEAK_TFLOPS = {
     "RTX 3090": 71.0,
 }
 
-SINGLE_IMAGE = (
-    *(HfViTModel, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTForUniversalSegmentation),
-    *(HfViTForDepthEstimation, HfViTForObjectDetection, HfViTForKeypointDetection),
-)
+# Models that take texts, several views or random masks in addition to images
+OTHER_INPUTS = ("HfViTForZeroShotImageClassification", "HfViTForJointEmbedding", "HfViTForMaskedImageModeling")
 # Outputs with a shape that is printed in the table of stages
 OUTPUTS = {
     *("pooler_output", "logits", "predicted_depth", "pred_boxes", "heatmaps", "masks_queries_logits"),
@@ -116,7 +108,7 @@ def describe_stages(model: HfViTPreTrainedModel, height: int, width: int) -> lis
         height: Height of the image in pixels, a multiple of the patch height.
         width: Width of the image in pixels, a multiple of the patch width.
     """
-    if not isinstance(model, SINGLE_IMAGE):
+    if type(model).__name__ in OTHER_INPUTS:
         model = model.base_model
     config, backbone = model.config, model.base_model
     counts, outputs = count_flops(model, height, width)

@@ -238,7 +238,7 @@ def test_too_few_images_are_refused(args: HfViTTrainingArguments) -> None:
     with pytest.raises(ValueError, match=r"require validation images. Set --train_val_split 0.1"):
         make_trainer(model, processor, images, ClassificationArguments("data"), args)
     args.load_best_model_at_end, args.per_device_train_batch_size = False, 21
-    with pytest.raises(ValueError, match=r"20 training images do not fill a batch of 21. Set --per_device_train"):
+    with pytest.raises(ValueError, match=r"20 training images do not fill a batch of 21. Reduce --per_device_train"):
         make_trainer(model, processor, images, ClassificationArguments("data"), args)
 
 

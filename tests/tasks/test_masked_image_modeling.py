@@ -262,7 +262,7 @@ def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> 
     steps = "save_strategy='epoch', .* Set --max_steps, --save_strategy steps, --eval_strategy steps"
     for options, message in (
         ("--streaming true", steps),
-        ("--streaming true --max_steps 9 --eval_strategy no", r"Give --save_strategy steps\."),
+        ("--streaming true --max_steps 9 --eval_strategy no", r"Set --save_strategy steps\."),
         ("--streaming true --max_train_samples 5", "max_train_samples=5 is not supported for streams"),
         ("--shuffle_buffer_size 0", "shuffle_buffer_size=0 must be at least 1"),
         ("--dataset_name photos,", "dataset_name='photos,' has a comma with no name before or after it"),
