@@ -459,7 +459,7 @@ def test_prefixes_are_whole_words_of_the_model() -> None:
         freeze(model, ["model.embed"])
     with pytest.raises(ValueError, match="trainable_blocks=12 exceeds the 11 blocks"):
         freeze(model, trainable_blocks=12)
-    with pytest.raises(ValueError, match="are frozen. Freeze fewer"):
+    with pytest.raises(ValueError, match=r"are frozen\. Freeze fewer"):
         freeze(model, ["model", "classifier"])
 
 
