@@ -66,7 +66,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
-    """Returns the metrics in `COLUMNS` of one feature.
+    """Returns the metrics listed in `COLUMNS` for one kind of feature vector.
 
     Args:
         known: Features of the training images, (M, D).

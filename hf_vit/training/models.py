@@ -296,7 +296,7 @@ def naming(name_or_path: str) -> Iterator[None]:
 
 
 def name_labels(names: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration fields with the class names, empty without classes."""
+    """Return the configuration fields that contain the class names; an empty dictionary if there are no classes."""
     if not names:
         return {}
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}

@@ -38,7 +38,7 @@ def published_config(model: nn.Module) -> dict[str, Any]:
 
 
 def without_data(architecture: str, **options: Any) -> tuple[nn.Module, Any]:
-    """Return a model of timm, and its weights in the form of an opened file."""
+    """Return a timm model, and its weights as an open file."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **options)
     return model, Shapes(model)

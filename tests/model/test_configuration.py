@@ -139,7 +139,7 @@ def test_num_labels_and_names(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
-    """Labels with text keys, as in the tutorials of transformers: at loading, with Auto classes, and by assignment."""
+    """`id2label` may have string keys when it is loaded, passed to an Auto class, or assigned."""
     names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()

@@ -72,7 +72,7 @@ def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any,
         assert result["world_size"] == num_processes
         off = {key: distance(result[key], expected[key]) for key in ("losses", "gradients")}
         off_whole = distance(result["gradients"], whole["gradients"])
-        note = f" (each part by itself; from the whole batch {off_whole:.2f})" if is_split else ""
+        note = f" (parts computed separately; difference from the whole batch: {off_whole:.2f})" if is_split else ""
         sys.stdout.write(
             f"{name:24}{trainer:22}{split:17}loss {off['losses']:.0e} gradient {off['gradients']:.0e}{note}\n"
         )

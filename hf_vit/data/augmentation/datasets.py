@@ -179,7 +179,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         places = min(self.stream.num_shards, readers)
         own = self.stream if places == 1 else self.stream.shard(places, reader % places, contiguous=False)
         shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
-        # The __iter__ method of the stream would split it among worker processes again, so call `iter()`.
+        # `shuffled.iter` does not split the stream among worker processes a second time, unlike `shuffled.__iter__`.
         rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
         sharing = len(range(reader % places, readers, places))  # number of workers that read the same shards
         return islice(rows, reader // places, None, sharing)

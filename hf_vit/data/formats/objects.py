@@ -352,7 +352,7 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
         raise_faults(
             table.keypoint_faults(is_outside),
             "labeled keypoints lie outside their image",
-            "Repair them, or set box_errors to 'clip' or 'drop' to treat them as not labeled.",
+            "Repair them, or set box_errors='clip' or box_errors='drop'; both treat these keypoints as not labeled.",
         )
     if is_outside.any():
         logger.warning("%d keypoints lie outside their image and are treated as not labeled.", is_outside.sum())

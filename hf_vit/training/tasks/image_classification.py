@@ -54,8 +54,8 @@ def load_classifier(
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Return the classifier to train, with one label per image by default, and its image processor; see `load_model`.
 
-    If `use_distillation_token` is true, a model without a distillation token gets a new one, unless `args` set this
-    option.
+    If `use_distillation_token` is true, a distillation token is added to a model that has none. A value in
+    `config_overrides` of `args` takes precedence.
     """
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
