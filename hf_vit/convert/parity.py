@@ -87,7 +87,7 @@ def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
 
 
 def run_vit(model: Any, images: Tensor) -> Outputs:
-    """Runs a ViT. A model with a pixel decoder runs again with masked patches if images have its native size."""
+    """Runs a ViT. At its native image size, a model with a pixel decoder is also run with masked patches."""
     if not isinstance(model, transformers.ViTForMaskedImageModeling):
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)

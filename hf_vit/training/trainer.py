@@ -527,7 +527,7 @@ class HfViTTrainer(Trainer):
         return nullcontext()
 
     def _start_checkpoint(self, folder: Path) -> None:
-        """Prepare saving a checkpoint: remove an incomplete checkpoint of the same step."""
+        """Prepare to save a checkpoint: remove an incomplete checkpoint of the same step."""
         self._check_numbers()
         self.throughput.pause()
         self.safe_stop.saving = folder

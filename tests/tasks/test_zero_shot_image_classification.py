@@ -248,7 +248,7 @@ def test_a_batch_has_an_image_once_and_makes_the_models_loss_and_the_temperature
 
 
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
-    own_tokens = "--tokenizer_name name has its own tokens and weights. Leave out --vocab_size 300"
+    own_tokens = "--tokenizer_name name has its own vocabulary and size. Remove --vocab_size 300"
     of_a_class = "'a photo', but each needs one {} for the name of a class"
     saved = ["--model_name_or_path", str(workplace / "pairs"), "--max_text_length", "9"]
     colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]
@@ -262,7 +262,7 @@ def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
         (["--metric_for_best_model", "accuracy"], "metric_for_best_model='accuracy' is not a score"),
         (["--vocab_size", "100"], "vocab_size=100 must be at least 259"),
         (["--caption_column_name", "words"], "no column 'words', only 'file_name', 'text'"),
-        (saved, "has its own tokens and weights. Leave out --max_text_length 9"),
+        (saved, "has its own vocabulary and size. Remove --max_text_length 9"),
         (colors, "has no split 'validation'. Choose train or test"),
     ):
         with pytest.raises(SystemExit, match=re.escape(message)):

@@ -146,7 +146,7 @@ class ImageTextArguments(TaskArguments):
         given = [f"--{name} {vars(self)[name]}" for name in options if vars(self)[name] is not None]
         if vars(self)[source] is not None and given:
             raise ValueError(
-                f"--{source} {vars(self)[source]} has its own tokens and weights. Leave out {', '.join(given)}."
+                f"--{source} {vars(self)[source]} has its own vocabulary and size. Remove {', '.join(given)}."
             )
 
 
