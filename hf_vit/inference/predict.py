@@ -87,7 +87,7 @@ def predict_files(
         OSError: if there is no such model or file.
         ValueError: if there are no images, an option is invalid, code is not trusted, or a file would be replaced.
     """
-    _check_places(output_dir, picture)
+    check_places(output_dir, picture)
     sources = find_sources(inputs)
     files = [source.file for source in sources]
     given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask}
@@ -102,17 +102,24 @@ def predict_files(
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
     _warn_of_threshold(options, missed)
-    _save_pages(tiles, pages)
+    save_pages(tiles, pages)
 
 
-def _save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
+def save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
+    """Arranges pictures on pages and saves these to the first files of `files`."""
     for page, file in zip(arrange_pages(tiles), files, strict=False):
         file.parent.mkdir(parents=True, exist_ok=True)
         page.save(file)
         record_outputs([file])
 
 
-def _check_places(output_dir: Path | None, picture: Path | None) -> None:
+def list_pages(picture: Path | None, num_tiles: int) -> list[Path]:
+    """Returns the files for all pages that `num_tiles` pictures may need, of which the first is `picture`."""
+    numbers = ["", *(f"-{number}" for number in range(2, num_tiles + 1))]
+    return [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
+
+
+def check_places(output_dir: Path | None, picture: Path | None) -> None:
     """Raises `ValueError` or `OSError` if the output folder or the picture cannot be written."""
     if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"Pictures cannot be saved as {picture}: its suffix is not supported. Use .png or .jpg.")
@@ -181,8 +188,7 @@ def _plan_outputs(
     Raises:
         ValueError: if an output file would replace an input or, without `overwrite`, a file of an earlier run.
     """
-    numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
-    pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
+    pages = list_pages(picture, min(len(files), MAX_TILES))
     stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
     of_images = [stem.with_name(stem.name + ending) for stem in stems for ending in (*writer.files, PICTURE)]
     check_outputs([*pages, *of_images], [*files, *filter(None, [boxes])], overwrite)

@@ -14,16 +14,15 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..convert import load_processor
-from ..data.fingerprint import digest, digest_weights
+from ..data.fingerprint import FEATURE_FOLDER, digest, digest_weights
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ..options.field import COUNT
-from ..outputs import check_outputs, record_outputs
-from ..visualize.figures import arrange_pages, draw_label_tile
-from .predict import Source, find_sources
+from ..outputs import check_outputs
+from ..visualize.figures import draw_label_tile
+from .predict import Source, check_places, find_sources, list_pages, save_pages
 
 
 logger = logging.get_logger(__name__)
-INDEX_FOLDER = "hf_vit_features"  # subfolder of the datasets cache; training also stores features in it
 
 
 def search_images(
@@ -47,7 +46,7 @@ def search_images(
         text: What to search for, such as "a dog on grass".
         top_k: Number of images.
         batch_size: Number of images per forward pass.
-        picture: File for a contact sheet of the images found.
+        picture: File for a contact sheet of the images found; further pages are named `name-2.png` and so on.
         overwrite: Replace the contact sheet of an earlier run.
 
     Returns:
@@ -57,8 +56,10 @@ def search_images(
         OSError: if there is no such model or file.
         ValueError: if there are no images, or the model does not compare images with texts.
     """
+    check_places(None, picture)
     sources = find_sources([inputs])
-    check_outputs([] if picture is None else [picture], [source.file for source in sources], overwrite)
+    pages = list_pages(picture, min(len(sources), top_k))
+    check_outputs(pages, [source.file for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()
     processor: Any = load_processor(encoder, model, patch_size=encoder.config.patch_size)
     if not hasattr(processor, "tokenizer"):
@@ -74,10 +75,7 @@ def search_images(
             draw_label_tile(sources[number].decode(), f"{scores[number]:.3f}", sources[number].file.name)
             for number in ranked
         ]
-        for page in arrange_pages(tiles)[:1]:
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            page.save(picture)
-            record_outputs([picture])
+        save_pages(tiles, pages)
     return [{"file": str(sources[number].file), "score": round(float(scores[number]), 6)} for number in ranked]
 
 
@@ -89,7 +87,7 @@ def index_images(
     Features are read from the index. Missing features are computed and added to the index.
     """
     key = digest([digest_weights(model), processor.to_json_string()])
-    file = Path(datasets.config.HF_DATASETS_CACHE) / INDEX_FOLDER / f"search-{key}.safetensors"
+    file = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER / f"search-{key}.safetensors"
     known: dict[str, np.ndarray] = load_file(file) if file.is_file() else {}
     contents = [(source, name) for source in sources if (name := name_of_content(source)) is not None]
     missing = list({name: source for source, name in contents if name not in known}.items())

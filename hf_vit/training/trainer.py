@@ -24,6 +24,7 @@ from transformers.utils import PushInProgress, hf_api, logging
 
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
+from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
@@ -43,7 +44,7 @@ from .checkpoints import (
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
-from .finetuning.frozen_features import FEATURE_FOLDER, FrozenFeatures, check_cache
+from .finetuning.frozen_features import FrozenFeatures, check_cache
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON

@@ -19,28 +19,22 @@ from hf_vit import (
 from hf_vit.training import train_tokenizer
 
 from ..helpers.fresh import run_without_package
+from ..helpers.image_text_models import SMALL_TEXT, build_model, build_processor
 from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 
 
 CAPTIONS = ["A dog runs on the grass.", "two cats sleep", "a red car", "the dog and the cat"]
-SMALL_TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 
 
 @pytest.fixture(scope="module")
 def processor() -> HfViTProcessor:
-    return HfViTProcessor(HfViTImageProcessor.for_model(small_config()), train_tokenizer(CAPTIONS * 3, 400, 40))
+    return build_processor(CAPTIONS)
 
 
 def photos(count: int) -> list[Image.Image]:
     return [Image.fromarray(noise(40, 50, 3, seed=seed)) for seed in range(count)]
-
-
-def build(processor: HfViTProcessor) -> HfViTForZeroShotImageClassification:
-    model = HfViTForZeroShotImageClassification(small_config(text_config={**SMALL_TEXT, **processor.text_options()}))
-    draw_weights(model)
-    return model.eval()
 
 
 def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
@@ -67,7 +61,7 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path
     assert torch.equal(inputs["pixel_values"], expected)
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
     assert set(processor(images=photos(1))) == {"pixel_values"}
-    assert build(processor)(**inputs).logits_per_image.shape == (4, 4)
+    assert build_model(processor)(**inputs).logits_per_image.shape == (4, 4)
     # Options of the text tower are derived from the tokenizer.
     tokenizer = processor.tokenizer
     expected = {"vocab_size": len(tokenizer), "eos_token_id": 2, "pooling": "eos", "max_position_embeddings": 40}
@@ -79,7 +73,7 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path
     assert "max_position_embeddings" not in options
     inputs = bert(images=photos(2), text=["a dog", "a"], return_tensors="pt")
     # The tokenizer also returns token_type_ids.
-    assert build(bert)(**inputs).logits_per_image.shape == (2, 2)
+    assert build_model(bert)(**inputs).logits_per_image.shape == (2, 2)
 
 
 def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Path) -> None:

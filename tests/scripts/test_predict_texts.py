@@ -9,15 +9,11 @@ from transformers import pipeline
 
 from hf_vit import (
     HfViTForImageClassification,
-    HfViTForZeroShotImageClassification,
-    HfViTImageProcessor,
-    HfViTProcessor,
 )
 from hf_vit.inference.predict import predict_files
-from hf_vit.training import train_tokenizer
 
+from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.models import small_config
-from ..helpers.references import draw_weights
 
 
 LABELS = ["cat", "a red car", "dog"]
@@ -27,15 +23,12 @@ LABELS = ["cat", "a red car", "dog"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an image-text model, a classifier and two photos."""
     folder = tmp_path_factory.mktemp("place")
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    image_processor = HfViTImageProcessor.for_model(small_config())
-    processor = HfViTProcessor(image_processor, train_tokenizer([*LABELS, "this is a photo of"] * 3, 300, 20))
-    model = HfViTForZeroShotImageClassification(small_config(text_config={**shape, **processor.text_options()}))
-    draw_weights(model)
+    processor = build_processor(LABELS)
+    model = build_model(processor)
     model.save_pretrained(folder / "texts")
     processor.save_pretrained(folder / "texts")
     HfViTForImageClassification(small_config()).save_pretrained(folder / "classes")
-    image_processor.save_pretrained(folder / "classes")
+    processor.image_processor.save_pretrained(folder / "classes")
     for number in range(2):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")

@@ -17,10 +17,9 @@ from hf_vit import (
 )
 from hf_vit.commands.models import search
 from hf_vit.inference.search import search_images
-from hf_vit.training import train_tokenizer
 
+from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.models import small_config
-from ..helpers.references import draw_weights
 
 
 COLORS = ("red", "green", "blue")
@@ -30,11 +29,8 @@ COLORS = ("red", "green", "blue")
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with an image-text model and three photos, before any search has stored an index."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    image_processor = HfViTImageProcessor.for_model(small_config())
-    processor = HfViTProcessor(image_processor, train_tokenizer([*COLORS] * 9, 280, 20))
-    model = HfViTForZeroShotImageClassification(small_config(text_config={**shape, **processor.text_options()}))
-    draw_weights(model)
+    processor = build_processor(COLORS)
+    model = build_model(processor)
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     (tmp_path / "photos").mkdir()
@@ -83,3 +79,12 @@ def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, cap
     HfViTImageProcessor.for_model(small_config()).save_pretrained(place / "classes")
     with pytest.raises(ValueError, match=r"trained for another task|no tokenizer"):
         search_images(str(place / "classes"), place / "photos", "red")
+
+
+def test_all_pages_are_written_and_an_unknown_suffix_is_refused_first(place: Path) -> None:
+    for number in range(200):
+        Image.new("RGB", (40, 50), (number, 0, 0)).save(place / "photos" / f"{number}.png")
+    search_images(str(place / "model"), place / "photos", "red", top_k=203, picture=place / "found.png")
+    assert (place / "found-2.png").is_file()
+    with pytest.raises(ValueError, match=r"Pictures cannot be saved as .*found\.xyz"):
+        search_images("no/model", place / "photos", "red", picture=place / "found.xyz")

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
+from hf_vit.data.fingerprint import FEATURE_FOLDER
 from hf_vit.model.encoder import HfViTLayer
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
-from hf_vit.training.finetuning.frozen_features import FEATURE_FOLDER
 from hf_vit.training.optimizer import find_backbone
 
 from ..helpers.datasets import load_digits

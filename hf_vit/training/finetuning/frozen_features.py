@@ -44,7 +44,6 @@ from ..regularization import Mixing
 if TYPE_CHECKING:
     from ..trainer import HfViTTrainer
 
-FEATURE_FOLDER = "hf_vit_features"
 ROWS_PER_SHARD = 256  # rows per written file; a killed process loses at most these
 BATCH_SIZE = 32  # batch size of the extraction, fixed so that files do not depend on the training batch size
 PROBED = 4  # images from which the required features and their size are determined

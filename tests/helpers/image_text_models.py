@@ -1,0 +1,24 @@
+"""A small image-text model with random weights."""
+
+from collections.abc import Sequence
+
+from hf_vit import HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTProcessor
+from hf_vit.training import train_tokenizer
+
+from .models import small_config
+from .references import draw_weights
+
+
+SMALL_TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def build_processor(texts: Sequence[str]) -> HfViTProcessor:
+    """Return a processor with a tokenizer that is trained on texts."""
+    return HfViTProcessor(HfViTImageProcessor.for_model(small_config()), train_tokenizer([*texts] * 3, 400, 40))
+
+
+def build_model(processor: HfViTProcessor) -> HfViTForZeroShotImageClassification:
+    """Return a model with a text tower for the tokenizer of a processor."""
+    model = HfViTForZeroShotImageClassification(small_config(text_config={**SMALL_TEXT, **processor.text_options()}))
+    draw_weights(model)
+    return model.eval()
