@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import are_progress_bars_disabled
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
@@ -205,10 +206,12 @@ def without_load_report() -> Iterator[None]:
     """Context manager that suppresses loading reports and progress bars, for a checkpoint that is loaded again."""
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
     levels = {each: each.level for each in map(logging.get_logger, names)}
-    shows_progress = logging.is_progress_bar_enabled()
+    # The functions of transformers change the progress bars of huggingface_hub too, which the user may have disabled.
+    shows_progress = logging.is_progress_bar_enabled() and not are_progress_bars_disabled()
     for each in levels:
         each.setLevel(logging.ERROR)
-    logging.disable_progress_bar()
+    if shows_progress:
+        logging.disable_progress_bar()
     try:
         yield
     finally:
