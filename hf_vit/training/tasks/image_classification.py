@@ -304,14 +304,14 @@ class ImageClassification(SupervisedTask):
         tuned = {name: value.clone() for name, value in trainer.plain_model.state_dict().items()}
         chosen, found = USUAL_SHARE, ""
         if self.can_choose_share:
-            scores, losses = dict[float, float](), dict[float, np.ndarray]()
+            scores, losses, weights = dict[float, float](), dict[float, np.ndarray](), self.class_weights
             for share in SHARES:
                 trainer.plain_model.load_state_dict(interpolate(start, tuned, share))
                 scored = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
                 assert isinstance(trainer.evaluator.metric, ClassificationMetric)
                 scores[share], losses[share] = (
                     scored[f"{CHOOSING}_accuracy"],
-                    trainer.evaluator.metric.losses(self.class_weights),
+                    trainer.evaluator.metric.losses(weights),
                 )
             chosen = choose_share(losses)
             found = (
