@@ -156,14 +156,14 @@ def convert_published(
     """
     before, hub, fields = peak_memory(), {"revision": revision}, given.get("config_overrides", {})
     opened = conversion.open_source(source, given.get("architecture"), given.get("dataset_index"), **hub)
-    order = {name: given[name] for name in ("norm_first",) if name in given}
-    converted = conversion.convert_checkpoint(opened, **fields, **order)
+    converted = conversion.convert_checkpoint(opened, **fields, norm_first=given.get("norm_first"))
     report(f"{source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if skip_parity else report_parity(opened, converted, report)
     if not all(row.is_equal for row in rows) and not write_anyway:
         raise ValueError("Outputs differ from the source, so nothing was written. Use --write_anyway to save it.")
     converted.weights.clear()  # Frees memory, because the model below loads the weights again.
-    options = order | {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
+    names = ("architecture", "dataset_index", "norm_first", "dtype")
+    options = {name: given[name] for name in names if name in given}
     changes = fields | {name: given[name] for name in ("task", "dataset_index", "dtype") if name in given}
     model_class = conversion.TASKS[given["task"]] if "task" in given else converted.model_class
     with new_folder(output) as folder:

@@ -110,8 +110,7 @@ def convert_pretrained(
     known -= {"dtype"}  # `dtype` is an argument of `from_pretrained` (the dtype of the weights), not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
-    named = {name: kwargs.pop(name) for name in ("norm_first",) if name in kwargs}
-    converted = convert_checkpoint(source, **overrides, **geometry, **named)
+    converted = convert_checkpoint(source, **overrides, **geometry, norm_first=kwargs.pop("norm_first", None))
     config, weights = override(converted.config, overrides), converted.weights
     if issubclass(model_class, TASKS["zero-shot-image-classification"]):
         if "text_config" in overrides:
