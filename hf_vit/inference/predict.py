@@ -138,7 +138,9 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     labels = given["candidate_labels"]
     if (labels is not None) != (writer is not None and writer.pipeline == ZERO_SHOT):
         has = "a model of images and texts: give the texts to choose from, --labels cat dog"
-        raise ValueError(f"{model} is {has if labels is None else 'no model of images and texts. Remove --labels'}.")
+        raise ValueError(
+            f"{model} is {has if labels is None else 'not a model of images and texts. Remove --labels'}."
+        )
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     if writer is None:

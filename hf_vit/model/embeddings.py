@@ -287,7 +287,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns the patch grid of each image in a mask (B, h, w); raises `ValueError` if an image is no rectangle."""
+    """Returns the patch grids of the images in a mask (B, h, w); `ValueError` if an image is not a rectangle."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)

@@ -220,7 +220,7 @@ for problem_type in ("multi_label_classification", "regression"):
     pipe = transformers.pipeline("image-classification", model=f"{root}/{problem_type}", trust_remote_code=True)
     inputs = pipe.image_processor(__import__("PIL.Image").Image.open(photo), return_tensors="pt")
     logits = pipe.model(**inputs).logits[0]
-    # transformers before 5.20 has to be told that values are no probabilities
+    # transformers before 5.20 needs an argument for values that are not probabilities
     options = {} if problem_type.startswith("multi") else {"function_to_apply": "none"}
     expected = logits if options else logits.sigmoid()
     scores = {entry["label"]: entry["score"] for entry in pipe(photo, **options)}

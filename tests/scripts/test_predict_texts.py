@@ -50,7 +50,7 @@ def test_lines_have_the_scores_of_the_pipeline_and_a_picture_is_drawn(place: Pat
     ("model", "labels", "message"),
     [
         ("texts", None, "texts is a model of images and texts: give the texts to choose from, --labels cat dog"),
-        ("classes", LABELS, "classes is no model of images and texts. Remove --labels"),
+        ("classes", LABELS, "classes is not a model of images and texts. Remove --labels"),
     ],
 )
 def test_labels_are_given_to_image_text_models_only(

@@ -92,7 +92,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     side = patch[2] if len(patch) == 4 else round((patch[1] / channels) ** 0.5)
     if len(patch) == 2 and channels * side**2 != patch[1]:
         raise ValueError(
-            f"The patch embedding has {patch[1]} inputs, which are no square patches of num_channels={channels}. "
+            f"The patch embedding has {patch[1]} inputs, which do not form square patches of num_channels={channels}. "
             "Give the number of channels."
         )
     size = [side, patch[3]] if len(patch) == 4 and patch[3] != side else side
