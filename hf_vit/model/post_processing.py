@@ -26,7 +26,8 @@ from .task_object_detection import box_overlaps, class_probabilities
 CLASS_SCORES = ("softmax", "sigmoid", None)  # Activations of object detection logits, None if unknown.
 Sizes = Any  # List of (height, width), or a tensor (B, 2).
 # Results are computed in bands of rows with this number of elements: 4 MB of float32, which fit into the CPU cache.
-BAND_NUMEL = 2**20
+# Other devices get larger bands, since each band starts several kernels.
+BAND_NUMEL, DEVICE_BAND_NUMEL = 2**20, 2**26
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
 DEPTH = {"predicted_depth": 3}
@@ -594,7 +595,8 @@ def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
 def _resized_bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     """Resizes maps (C, h, w) bilinearly in float32 and yields the result as bands (C, r, W) from top to bottom."""
     height, width = size
-    rows = max(1, BAND_NUMEL // (max(1, maps.shape[0]) * width))
+    numel = BAND_NUMEL if maps.device.type == "cpu" else DEVICE_BAND_NUMEL
+    rows = max(1, numel // (max(1, maps.shape[0]) * width))
     # Interpolate between rows manually: F.interpolate cannot compute only a part of its result.
     centers = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
     centers = centers.clamp(0, maps.shape[-2] - 1)

@@ -20,14 +20,14 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 ATTENTION = ["eager", "sdpa", *["flex_attention"] * HAS_GPU]
 FLASH = ["flash_attention_2"] * (HAS_GPU and is_flash_attn_2_available())
 BACKEND = "inductor" if HAS_GPU else "aot_eager"  # other tests compile kernels for the CPU
-# Relative to the largest value, compared with float64. The float32 value allows for TF32 (10 bits) in several
-# products.
+# Relative to the largest value, compared with float64
 TOLERANCES = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.fixture(autouse=True)
-def draws_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Context manager for random numbers that do not depend on the device."""
+def _comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same random numbers on all devices, and convolve in float32 (TF32 is too coarse with batch norm)."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     rand = torch.rand
 
     def draw(*shape: Any, device: Any = None, **options: Any) -> Tensor:
@@ -81,7 +81,7 @@ def test_a_compiled_model_is_the_same_at_other_batches() -> None:
 
 
 @pytest.mark.parametrize("resample", [2, 3])  # bilinear, bicubic
-def test_images_are_resized_as_on_the_cpu(resample: int) -> None:
+def test_images_are_resized_as_in_double_precision(resample: int) -> None:
     processor = HfViTImageProcessor(size={"height": 48, "width": 40}, resample=resample, do_normalize=False)
     generator = torch.Generator().manual_seed(0)
     coarse = [torch.rand(3, *size, generator=generator) for size in ((9, 7), (5, 11))]
@@ -90,12 +90,15 @@ def test_images_are_resized_as_on_the_cpu(resample: int) -> None:
         (255 * torch.nn.functional.interpolate(image[None], size=size, mode="bilinear")[0]).to(torch.uint8)
         for image, size in zip(coarse, sizes, strict=True)
     ]
-    expected = processor(images, return_tensors="pt")["pixel_values"]
+    size = {"size": (48, 40), "mode": {2: "bilinear", 3: "bicubic"}[resample], "antialias": True}
+    floats = [torch.nn.functional.interpolate(image[None].double(), **size) for image in images]
+    expected = torch.cat(floats).clamp(0, 255).round()
     actual = processor([image.to(DEVICE) for image in images], device=DEVICE, return_tensors="pt")["pixel_values"]
     assert actual.device.type == DEVICE.type
-    difference = 255 * (actual.cpu() - expected).abs()
+    difference = (255 * actual.cpu() - expected).abs()
     assert float(difference.max()) <= 1.01  # one gray level at most
-    assert float(difference.mean()) <= 0.05
+    # Kernels for integers on the CPU also round between the two sides: 0.14 for bilinear, 0.16 for bicubic.
+    assert float(difference.mean()) <= (0.01 if HAS_GPU else 0.2)
 
 
 def test_deformable_attention_reads_maps_by_their_definition() -> None:

@@ -17,9 +17,9 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# Processes and files that Python and torch create only once, or leave behind when a process fails.
-KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
+# Processes and files that Python, torch and CUDA create only once, or leave behind when a process fails.
+KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"_inductor/compile_worker")
+KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*", ".nv", ".triton")
 PATIENCE = 5.0  # seconds that a terminated process may take to end
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
 
