@@ -26,16 +26,14 @@ def test_boxes_of_the_proportions_of_the_crop_span_it_and_others_grow_around_the
         assert torch.allclose(corners, torch.tensor([25.0, 40.0]) + torch.stack((-half, half)), atol=1e-5)
 
 
-def test_points_come_back_and_boxes_without_size_are_refused() -> None:
+def test_points_come_back_keypoints_outside_are_none_and_boxes_need_a_size() -> None:
     points = torch.tensor(np.random.default_rng(0).uniform(0, 90, (7, 2)))
     matrix = crop_matrix(BOXES[0], (64, 48), 1.25)
     assert torch.allclose(apply_matrix(apply_matrix(points, matrix), invert_matrix(matrix)), points, atol=1e-12)
     for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
         with pytest.raises(ValueError, match=r"The box \[.*\] has no area"):
             crop_matrix(torch.tensor(box), (8, 8), 1.25)
-
-
-def test_keypoints_without_label_or_outside_the_crop_are_none() -> None:
+    # Keypoints without a label or outside the crop are none.
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     given = [[10.0, 20.0, 2.0], [40.2, 60.0, 1.0], [40.5, 60.0, 2.0], [25.0, 19.0, 2.0], [25.0, 40.0, 0.0]]
     expected = [[0.0, 0.0, 2.0], [47 + 0.2 * 47 / 30, 63.0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]

@@ -15,21 +15,13 @@ from hf_vit.training.models import whole_image_processor
 
 HEIGHT, WIDTH = 180, 240
 OFF: dict[str, Any] = {
-    "scale_range": (1.0, 1.0),
-    "max_class_share": 1.0,
-    "horizontal_flip": 0.0,
-    "max_rotation": 0.0,
-    "photometric": 0.0,
-}
+    "scale_range": (1.0, 1.0), "max_class_share": 1.0, "horizontal_flip": 0.0, "max_rotation": 0.0, "photometric": 0.0
+}  # fmt: skip
 CHANGES: list[dict[str, Any]] = [
-    {},
-    {"scale_range": (0.5, 2.0)},
-    {"scale_range": (0.5, 2.0), "keep_aspect_ratio": False},
-    {"horizontal_flip": 1.0},
-    {"max_rotation": 40.0},
-    {"max_class_share": 0.5},
-    {"scale_range": (0.5, 2.0), "horizontal_flip": 0.5, "max_rotation": 20.0},
-]
+    {}, {"scale_range": (0.5, 2.0)}, {"scale_range": (0.5, 2.0), "keep_aspect_ratio": False},
+    {"horizontal_flip": 1.0}, {"max_rotation": 40.0}, {"max_class_share": 0.5},
+    {"scale_range": (0.5, 2.0), "horizontal_flip": 0.5, "max_rotation": 20.0}
+]  # fmt: skip
 # The red channel is the column and the green channel is the row, so each pixel encodes its origin.
 ROWS, COLUMNS = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
 PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch.uint8).numpy())
@@ -128,7 +120,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(shape, size, keep_as
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
 
-def test_scales_are_drawn_and_divide_depth() -> None:
+def test_scales_places_and_mirror_images_are_drawn() -> None:
     depth = 8 * torch.ones(HEIGHT, WIDTH)
     found = [example["depth_map"] for example in draws({"depth_map": depth}, count=60, scale_range=(0.5, 2.0))]
     values = torch.stack([example.max() for example in found])
@@ -137,9 +129,7 @@ def test_scales_are_drawn_and_divide_depth() -> None:
     assert 20 < (values > 8).sum() < 40  # upscaling and downscaling are equally likely
     shares = torch.stack([(example > 0).float().mean() for example in found])
     assert torch.allclose(shares, (8 / values).clamp(max=1) ** 2, atol=0.03)
-
-
-def test_places_of_crops_and_frames_vary_and_half_of_the_examples_are_mirrored() -> None:
+    # Places of crops and frames vary, and half of the examples are mirrored.
     larger = draws({"segmentation_map": COLUMNS}, scale_range=(2.0, 2.0))
     assert len({int(example["image"][0, 0, 0]) for example in larger}) > 10
     smaller = draws({"segmentation_map": COLUMNS}, scale_range=(0.5, 0.5))
@@ -162,10 +152,3 @@ def test_crops_of_one_class_are_drawn_anew() -> None:
     for number in (0, 255):
         [example] = draws({"segmentation_map": torch.full_like(labels, number)}, count=1, max_class_share=0.5)
         assert (example["segmentation_map"] == number).all()
-
-
-def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
-    for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
-        image = Image.new(mode, (WIDTH, HEIGHT))
-        transform = DenseAugmentation((32, 40), num_channels=num_channels, photometric=1.0, max_rotation=5)
-        assert transform({"image": image, "depth_map": COLUMNS.float()})["image"].shape == (num_channels, 32, 40)

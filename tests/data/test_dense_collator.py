@@ -40,7 +40,7 @@ KINDS = pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["sema
 PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 16})
 
 
-def test_crowds_are_evaluated_but_not_learned() -> None:
+def test_targets_are_kept_at_full_size_and_crowds_are_evaluated_but_not_learned() -> None:
     crowds = [{**example, "is_crowd": torch.arange(len(example["masks"])) == 0} for example in UNIVERSAL]
     batch = DensePredictionCollator(PROCESSOR, keeps_targets=True)(crowds)
     for number, example in enumerate(crowds):
@@ -49,6 +49,14 @@ def test_crowds_are_evaluated_but_not_learned() -> None:
         target = {name: example[name] for name in ("masks", "class_labels", "is_crowd")}
         assert batch["targets"][number].keys() == target.keys()
         assert all(torch.equal(batch["targets"][number][name], target[name]) for name in target)
+    collator = DensePredictionCollator(PROCESSOR, keeps_targets=True)
+    batch = collator(SEMANTIC)
+    assert batch["files"] == ["40.jpg", "24.jpg"]
+    assert [target.shape for target in batch["targets"]] == [(30, 40), (30, 24)]
+    assert collator(DEPTH)["targets"][1] is DEPTH[1]["depth_map"]
+    universal = collator(UNIVERSAL)["targets"][0]
+    assert universal.keys() == {"masks", "class_labels"}
+    assert universal["masks"] is UNIVERSAL[0]["masks"]
 
 
 @KINDS
@@ -78,25 +86,11 @@ def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> N
     assert batch["pixel_values"].shape == (2, 3, 24, 32)
     restored = batch["pixel_values"] * 127.5 + 127.5
     assert torch.equal(restored.round().to(torch.uint8), torch.stack([example["image"] for example in augmented]))
+    names = {"mask_labels": "masks", "class_labels": "class_labels"}  # of the batch and of the examples
+    names = names if kind is UNIVERSAL else {"labels": "segmentation_map" if kind is SEMANTIC else "depth_map"}
     for number, example in enumerate(augmented):
-        if kind is UNIVERSAL:
-            assert torch.equal(batch["mask_labels"][number], example["masks"].float())
-            assert torch.equal(batch["class_labels"][number], example["class_labels"])
-        else:
-            assert torch.equal(
-                batch["labels"][number], example["segmentation_map" if kind is SEMANTIC else "depth_map"]
-            )
-
-
-def test_targets_are_kept_at_full_size_to_be_evaluated() -> None:
-    collator = DensePredictionCollator(PROCESSOR, keeps_targets=True)
-    batch = collator(SEMANTIC)
-    assert batch["files"] == ["40.jpg", "24.jpg"]
-    assert [target.shape for target in batch["targets"]] == [(30, 40), (30, 24)]
-    assert collator(DEPTH)["targets"][1] is DEPTH[1]["depth_map"]
-    universal = collator(UNIVERSAL)["targets"][0]
-    assert universal.keys() == {"masks", "class_labels"}
-    assert universal["masks"] is UNIVERSAL[0]["masks"]
+        for name, own in names.items():
+            assert torch.equal(batch[name][number], example[own].to(batch[name][number].dtype))
 
 
 def test_images_of_several_sizes_are_padded_and_class_numbers_are_not_reduced_twice() -> None:

@@ -38,36 +38,24 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
 
 
-def test_masks_of_one_bit_are_of_two_classes_and_reduced_labels_count_from_one() -> None:
+def test_masks_of_bits_and_colors_are_read_and_unknown_labels_are_named() -> None:
     assert mask_of(PILImage.fromarray(np.eye(3, dtype=bool))).tolist() == np.eye(3, dtype=int).tolist()
     numbers = np.array([[0, 1, 2, 3, 255]], np.uint8)
     classes = ClassList(NAMES, reduce_labels=True)
     assert mask_of(PILImage.fromarray(numbers), classes).tolist() == [[255, 0, 1, 2, 255]]
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_colors_are_looked_up_in_the_palette(mode: str) -> None:
     colors = np.array([[[0, 0, 0], [128, 64, 0], [0, 0, 255]], [[1, 2, 3], [1, 2, 4], [0, 0, 0]]], np.uint8)
-    assert mask_of(PILImage.fromarray(colors).convert(mode)).tolist() == [[255, 0, 1], [2, 2, 255]]
-
-
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
+    for mode in ("RGB", "RGBA"):
+        assert mask_of(PILImage.fromarray(colors).convert(mode)).tolist() == [[255, 0, 1], [2, 2, 255]]
+    message = r"has colors \(mode RGB\), but no palette is given\. Put a file pal"
+    expect_error(message, mask_of, PILImage.new("RGB", (2, 2)), ClassList(NAMES))
+    for pixels, message in (
         (np.array([[0, 7, 3]], np.uint8), r"^mask has the labels 3, 7, which are outside the class list \(255 marks"),
         (np.array([[0, 700]], np.uint16), r"has the labels 700, which"),
         (np.array([[-1, 0]], np.int32), r"values from -1 to 0\. Class numbers must be 0\.\.254"),
         (np.array([[[0, 0, 0], [9, 8, 7]]], np.uint8), r"has the colors \(9, 8, 7\), which are not in the palette"),
         (np.array([[0.5]], np.float32), "has the mode F. Save masks as class numbers in one channel"),
-    ],
-)
-def test_what_is_of_no_class_is_named(pixels: np.ndarray, message: str) -> None:
-    expect_error(message, read_mask, encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
-
-
-def test_colors_without_a_palette_ask_for_one() -> None:
-    with pytest.raises(ValueError, match=r"has colors \(mode RGB\), but no palette is given\. Put a file pal"):
-        mask_of(PILImage.new("RGB", (2, 2)), ClassList(NAMES))
+    ):
+        expect_error(message, read_mask, encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
 
 
 def choose(folder: Path, **options: object) -> ClassList:
@@ -94,40 +82,30 @@ def test_given_names_say_the_order_and_a_palette_the_colors(tmp_path: Path) -> N
     (tmp_path / "palette.txt").write_text("traffic light 1 2 3\nsky 4 5 6")
     names = ["sky", "traffic light"]
     assert choose(tmp_path, class_names=names) == ClassList(tuple(names), (((1, 2, 3), 1), ((4, 5, 6), 0)))
-    with pytest.raises(
-        ValueError, match=r"colors for 'traffic light', but the classes are 'sky', 'car'\. Use the same"
-    ):
-        choose(tmp_path, class_names=["sky", "car"])
+    message = r"colors for 'traffic light', but the classes are 'sky', 'car'\. Use the same"
+    expect_error(message, choose, tmp_path, class_names=["sky", "car"])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
+def test_bad_files_of_classes_are_refused(tmp_path: Path) -> None:
+    numbers = r"numbers its classes 1, 2\. Number these 2 classes from 0 to 1\. If class"
+    twice = "Class names must not be empty or occur more than once, but 'sky' occurs twice"
+    for name, text, message in (
         (
             "README.md",
             "",
-            r"names of the classes are unknown\. Give them as class_names, or in a file classes\.txt or",
+            r"of the classes are unknown\. Give them as class_names, or in a file classes\.txt or",
         ),
-        ("classes.txt", "1 sky\n2 road\n", r"classes\.txt numbers its classes 1, 2\. Number .* classes from 0 to 1\."),
-        (
-            "classes.txt",
-            "sky\nroad\nsky",
-            "Class names must not be empty or occur more than once, but 'sky' occurs twice",
-        ),
+        ("classes.txt", "1 sky\n2 road\n", r"es\.txt numbers its classes 1, 2\. Number .* classes from 0 to 1\."),
+        ("classes.txt", "sky\nroad\nsky", twice),
         ("classes.txt", "\n".join(map(str, range(256))), "There are 256 class names, but masks support 1 to 255"),
-        (
-            "id2label.json",
-            '{"1": "sky", "2": "car"}',
-            r"numbers its classes 1, 2\. Number these 2 classes from 0 to 1\. If class",
-        ),
+        ("id2label.json", '{"1": "sky", "2": "car"}', numbers),
         ("id2label.json", '["sky"]', "is not a JSON object of class numbers and names"),
         ("palette.txt", "sky 0 0 1\nroad 0 1", "its line 'road 0 1' has no color"),
         ("palette.txt", "sky 0 0 1\nroad 0 0 1", r"uses the color \(0, 0, 1\) for both 'sky' and 'road'"),
-    ],
-)
-def test_bad_files_of_classes_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
-    expect_error(message, choose, tmp_path)
+    ):
+        (tmp_path / name).write_text(text)
+        expect_error(message, choose, tmp_path)
+        (tmp_path / name).unlink()
 
 
 METERS = np.array([[0.5, 2.25, 0], [40.0, 0, 0]], np.float32)
@@ -143,47 +121,36 @@ def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
     return depth
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "scale"),
-    [("a.png", np.uint16, 1000), ("a.tif", np.uint16, 256), ("a.tif", np.int32, 1000), ("a.npy", np.int64, 256)],
-)
-def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
-    units = (METERS * scale).astype(dtype)
-    assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
-    # The value needs 16 bits. Decoding it as an 8-bit image would truncate it.
-    assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
-
-
-def test_depth_of_floats_is_scaled_where_a_scale_is_given(tmp_path: Path) -> None:
-    found = depth_of(tmp_path / "a.npy", 256 * METERS, depth_scale=256)
-    assert torch.equal(found, torch.from_numpy(METERS))
-
-
-@pytest.mark.parametrize("name", ["a.tif", "a.npy"])
-def test_floats_are_meters_and_what_is_no_depth_is_zero(tmp_path: Path, name: str) -> None:
+def test_numbers_are_scaled_to_meters_and_what_is_no_depth_is_zero(tmp_path: Path) -> None:
+    for name, dtype, scale in (
+        ("a.png", np.uint16, 1000), ("a.tif", np.uint16, 256), ("a.tif", np.int32, 1000), ("a.npy", np.int64, 256)
+    ):  # fmt: skip
+        units = (METERS * scale).astype(dtype)
+        assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
+        # The value needs 16 bits. Decoding it as an 8-bit image would truncate it.
+        assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
     wild = METERS.copy()
     wild[0, 2], wild[1, 1], wild[1, 2] = np.nan, np.inf, -3
-    assert torch.equal(depth_of(tmp_path / name, wild), torch.from_numpy(METERS))
-    if name == "a.npy":
-        assert torch.equal(depth_of(tmp_path / name, wild[None].astype(">f8")), torch.from_numpy(METERS))
+    for name, values, options in (
+        ("a.tif", wild, {}),
+        ("a.npy", wild, {}),
+        ("a.npy", wild[None].astype(">f8"), {}),
+        ("a.npy", 256 * METERS, {"depth_scale": 256}),
+    ):
+        assert torch.equal(depth_of(tmp_path / name, values, **options), torch.from_numpy(METERS))
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "message"),
-    [
+def test_what_cannot_be_depth_is_refused(tmp_path: Path) -> None:
+    array = r"is an array of shape \(2, 2\) and dtype uint8\. A depth map must have"
+    for name, values, message in (
         ("a.png", np.ones((2, 2), np.uint8), "has the mode L, but a depth map needs one channel of 16-bit"),
         ("a.png", np.ones((2, 2, 3), np.uint8), "has the mode RGB, but a depth map"),
-        ("a.npy", np.ones((2, 2), np.uint8), r"is an array of shape \(2, 2\) and dtype uint8\. A depth map must have"),
+        ("a.npy", np.ones((2, 2), np.uint8), array),
         ("a.npy", np.ones((2, 2, 3)), r"is an array of shape \(2, 2, 3\) and dtype float64"),
-    ],
-)
-def test_what_cannot_be_depth_is_refused(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
-    expect_error(message, depth_of, tmp_path / name, array)
-
-
-@pytest.mark.parametrize("name", ["a.png", "a.npy"])
-def test_damaged_depth_is_named(tmp_path: Path, name: str) -> None:
-    depth_of(tmp_path / name, np.random.default_rng(0).integers(1, 9999, (40, 40)).astype(np.uint16))
-    truncate(tmp_path / name)
-    with pytest.raises(OSError, match=r"^depth map cannot be (read|decoded): .* truncated or damaged"):
-        read_depth(tmp_path / name)
+    ):
+        expect_error(message, depth_of, tmp_path / name, values)
+    damaged = r"^depth map cannot be (read|decoded): .* truncated or damaged"
+    for name in ("a.png", "a.npy"):
+        depth_of(tmp_path / name, np.random.default_rng(0).integers(1, 9999, (40, 40)).astype(np.uint16))
+        truncate(tmp_path / name)
+        expect_error(damaged, read_depth, tmp_path / name, error=OSError)

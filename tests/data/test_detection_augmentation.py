@@ -13,14 +13,10 @@ from hf_vit.data.augmentation.joint import DetectionAugmentation
 SIZE = (96, 128)
 OFF: dict[str, Any] = {"scale_range": (1.0, 1.0), "horizontal_flip": 0.0, "photometric": 0.0}
 CHANGES: list[dict[str, Any]] = [
-    {},
-    {"keep_aspect_ratio": True},
-    {"scale_range": (0.5, 2.0)},
-    {"scale_range": (1.5, 3.0), "keep_aspect_ratio": True},
-    {"horizontal_flip": 1.0},
-    {"iou_crop": 1.0},
-    {"scale_range": (0.5, 2.0), "iou_crop": 0.7, "horizontal_flip": 0.5, "keep_aspect_ratio": True},
-]
+    {}, {"keep_aspect_ratio": True}, {"scale_range": (0.5, 2.0)},
+    {"scale_range": (1.5, 3.0), "keep_aspect_ratio": True}, {"horizontal_flip": 1.0}, {"iou_crop": 1.0},
+    {"scale_range": (0.5, 2.0), "iou_crop": 0.7, "horizontal_flip": 0.5, "keep_aspect_ratio": True}
+]  # fmt: skip
 BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
@@ -50,7 +46,7 @@ def box_around(mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("options", CHANGES)
-def test_boxes_stay_around_their_objects(options: dict[str, Any]) -> None:
+def test_boxes_stay_around_their_objects_as_long_as_their_center_is_seen(options: dict[str, Any]) -> None:
     found = draws(**options)
     assert sum(len(example["boxes"]) for example in found) > 10
     for example in found:
@@ -59,30 +55,22 @@ def test_boxes_stay_around_their_objects(options: dict[str, Any]) -> None:
         assert (boxes.dtype, numbers.dtype, example["file"]) == (torch.float32, torch.int64, "a.jpg")
         for box, number in zip(boxes, numbers.tolist(), strict=True):
             assert (box - box_around(image[number] > 160)).abs().max() <= 1.5
-
-
-@pytest.mark.parametrize("options", CHANGES)
-def test_objects_stay_as_long_as_their_center_does(options: dict[str, Any]) -> None:
-    for example in draws(**options):
         for number in (0, 1):
-            is_seen = (example["image"][2] > 160) & (example["image"][number] > 160)
-            if number in example["class_labels"]:
+            is_seen = (image[2] > 160) & (image[number] > 160)
+            if number in numbers:
                 assert is_seen.any()
             elif is_seen.any():  # the image border cuts off the mark
                 x1, y1, x2, y2 = box_around(is_seen).tolist()
                 assert min(x1, y1, SIZE[1] - x2, SIZE[0] - y2) == 0
 
 
-def test_objects_are_cut_away_one_by_one_or_all_and_none_is_fine() -> None:
+def test_objects_are_cut_away_one_by_one_and_those_without_a_pixel_and_crowds_are_dropped() -> None:
     found = {tuple(example["class_labels"].tolist()) for example in draws(60, scale_range=(1.2, 3.0))}
     assert found == {(), (0,), (1,), (0, 1)}
     empty = {**EXAMPLE, "boxes": BOXES[:0], "class_labels": torch.zeros(0, dtype=torch.int64)}
     for example in draws(3, empty, iou_crop=1.0, horizontal_flip=1.0):
         assert example["boxes"].shape == (0, 4)
         assert example["class_labels"].shape == (0,)
-
-
-def test_objects_without_a_pixel_and_crowds_are_dropped() -> None:
     thin = torch.tensor([[20.0, 30.0, 20.0, 110.0], [20.0, 30.0, 21.5, 110.0], [20.0, 30.0, 23.0, 110.0]])
     example = {**EXAMPLE, "boxes": thin, "class_labels": torch.arange(3)}
     # The image width is resized from 240 to 128 pixels.
@@ -94,13 +82,11 @@ def test_objects_without_a_pixel_and_crowds_are_dropped() -> None:
     assert not {"is_crowd", "areas"} & example.keys()  # areas of the original image would be wrong after augmentation
 
 
-def test_images_of_any_size_mode_and_number_of_channels_are_taken() -> None:
+def test_images_of_any_size_are_taken() -> None:
     objects = {"boxes": torch.tensor([[0.0, 0.0, 1.0, 1.0]]), "class_labels": torch.tensor([3])}
-    for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
-        for side in (1, 3, 50):
-            example = {"image": Image.new(mode, (side, side)), **objects}
-            [made] = draws(1, example, num_channels=num_channels, photometric=1.0, iou_crop=1.0)
-            assert made["image"].shape == (num_channels, *SIZE)
+    for side in (1, 3, 50):
+        example = {"image": Image.new("RGB", (side, side)), **objects}
+        assert draws(1, example, photometric=1.0, iou_crop=1.0)[0]["image"].shape == (3, *SIZE)
 
 
 def test_scales_are_logarithmic_and_at_scale_one_an_image_is_squeezed_or_keeps_its_proportions() -> None:
@@ -110,9 +96,8 @@ def test_scales_are_logarithmic_and_at_scale_one_an_image_is_squeezed_or_keeps_i
     sides = kept["boxes"][0, 2:] - kept["boxes"][0, :2]
     assert torch.allclose(sides, torch.tensor([70.0, 80.0]) * 96 / 120, rtol=0.02)
     one = {**EXAMPLE, "boxes": BOXES[:1], "class_labels": torch.tensor([0])}
-    found = torch.stack(
-        [(example["boxes"][0, 3] - example["boxes"][0, 1]) for example in draws(80, one, scale_range=(0.5, 1.0))]
-    ) / (80 * 96 / 180)
+    boxes = torch.stack([example["boxes"][0] for example in draws(80, one, scale_range=(0.5, 1.0))])
+    found = (boxes[:, 3] - boxes[:, 1]) / (80 * 96 / 180)
     assert 0.49 < found.min() < 0.55
     assert 0.95 < found.max() < 1.01
     assert 25 < (found < 0.5**0.5).sum() < 55

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -14,6 +13,8 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.joint import DetectionAugmentation, KeypointAugmentation
 from hf_vit.data.collators import KeypointDetectionCollator, ObjectDetectionCollator, multi_scale_sizes
 
+from .errors import expect_error
+
 
 def picture(width: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(width).integers(0, 256, (30, width, 3), dtype=np.uint8))
@@ -22,14 +23,9 @@ def picture(width: int) -> Image.Image:
 def objects(width: int, *numbers: int) -> dict[str, Any]:
     """Return an example of height 30 with one object per class number. The last object is a crowd."""
     boxes = torch.tensor([[4.0 * number, 3.0, 4 * number + 8, 18] for number in numbers]).reshape(-1, 4)
-    return {
-        "image": picture(width),
-        "file": f"{width}.jpg",
-        "boxes": boxes,
-        "class_labels": torch.tensor(numbers, dtype=torch.int64),
-        "is_crowd": torch.tensor([number == numbers[-1] for number in numbers], dtype=torch.bool),
-        "areas": torch.full((len(numbers),), 120.0),
-    }
+    crowds = torch.tensor([number == numbers[-1] for number in numbers], dtype=torch.bool)
+    target = {"boxes": boxes, "class_labels": torch.tensor(numbers, dtype=torch.int64), "is_crowd": crowds}
+    return {"image": picture(width), "file": f"{width}.jpg", **target, "areas": torch.full((len(numbers),), 120.0)}
 
 
 PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 24})
@@ -61,7 +57,7 @@ def test_images_are_processed_and_crowds_are_evaluated_but_not_learned() -> None
     assert not {"targets", "files"} & ObjectDetectionCollator(PROCESSOR)(DETECTION).keys()
 
 
-def test_augmented_images_are_only_normalized() -> None:
+def test_augmented_images_are_only_normalized_and_others_padded() -> None:
     dataset = augmented(2)
     batch = ObjectDetectionCollator(PROCESSOR)([dataset[0], dataset[1]])
     restored = (batch["pixel_values"] * 127.5 + 127.5).round().to(torch.uint8)
@@ -69,9 +65,7 @@ def test_augmented_images_are_only_normalized() -> None:
         assert torch.equal(restored[index], dataset[index]["image"])
         assert torch.equal(batch["labels"][index]["class_labels"], dataset[index]["class_labels"])
         check_normalized(batch["labels"][index], dataset[index]["boxes"], 32, 40)
-
-
-def test_images_of_several_sizes_are_padded_and_boxes_stay_shares_of_their_image() -> None:
+    # Images of several sizes are padded, and boxes stay shares of their image.
     padding = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=2)
     batch = ObjectDetectionCollator(padding)([objects(24, 0, 1), objects(40, 0, 1)])
     assert batch["pixel_values"].shape == (2, 3, 30, 40)
@@ -79,7 +73,7 @@ def test_images_of_several_sizes_are_padded_and_boxes_stay_shares_of_their_image
     check_normalized(batch["labels"][0], objects(24, 0, 1)["boxes"][:1], 30, 24)
 
 
-def test_every_batch_has_one_of_the_sizes_and_the_same_labels() -> None:
+def test_every_batch_has_one_of_the_sizes_with_any_number_of_workers() -> None:
     dataset, found = augmented(64), set()
     for start in range(0, 64, 2):
         examples = [dataset[start], dataset[start + 1]]
@@ -91,8 +85,6 @@ def test_every_batch_has_one_of_the_sizes_and_the_same_labels() -> None:
             assert torch.equal(labels["class_labels"], expected["class_labels"])
     assert found == set(SIZES)
 
-
-def test_sizes_are_the_same_with_any_number_of_workers() -> None:
     def sizes(workers: int) -> list[torch.Size]:
         torch.manual_seed(workers)
         collator = ObjectDetectionCollator(PROCESSOR, sizes=SIZES)
@@ -100,13 +92,9 @@ def test_sizes_are_the_same_with_any_number_of_workers() -> None:
         return [batch["pixel_values"].shape for batch in loader]
 
     assert sizes(0) == sizes(2)
-
-
-def test_sizes_around_one_are_multiples() -> None:
     assert multi_scale_sizes((64, 96), (16, 32)) == [(48, 64), (64, 96), (80, 128)]
     assert multi_scale_sizes((640, 640), (64, 64), 0.9, 1.1) == [(576, 576), (640, 640), (704, 704)]
-    with pytest.raises(ValueError, match=r"There is no multiple of 64 between .* times the height 32"):
-        multi_scale_sizes((32, 32), (64, 64))
+    expect_error(r"There is no multiple of 64 between .* times the height 32", multi_scale_sizes, (32, 32), (64, 64))
 
 
 KEYPOINTS = torch.tensor([[8.0, 9.0, 2.0], [20.0, 15.0, 1.0], [0.0, 0.0, 0.0]])
@@ -120,12 +108,11 @@ POSES = [
 CROPPING = HfViTImageProcessor(size={"height": 32, "width": 24}, do_affine_crop=True)
 
 
-def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothing() -> None:
+def test_objects_are_cut_out_as_by_an_augmentation_that_changes_nothing() -> None:
     batch = KeypointDetectionCollator(CROPPING, keeps_targets=True)(POSES)
     assert batch.keys() == {"pixel_values", "labels", "targets", "files"}
-    still = KeypointAugmentation(
-        (32, 24), scale_range=(1.0, 1.0), max_rotation=0.0, max_shift=0.0, horizontal_flip=0.0, photometric=0.0
-    )
+    off = dict.fromkeys(("max_rotation", "max_shift", "horizontal_flip", "photometric"), 0.0)
+    still = KeypointAugmentation((32, 24), scale_range=(1.0, 1.0), **off)
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
     assert learned.keys() == {"pixel_values", "labels"}
     assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding errors
@@ -134,9 +121,7 @@ def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothin
     assert batch["files"] == ["40.jpg", "32.jpg"]
     for target, example in zip(batch["targets"], POSES, strict=True):
         assert target == {name: example[name] for name in ("keypoints", "box", "area", "image_id")}
-
-
-def test_crops_are_only_normalized() -> None:
+    # Crops of an augmentation are only normalized.
     transform = KeypointAugmentation((32, 24))
     examples = [transform(example) for example in POSES]
     batch = KeypointDetectionCollator(CROPPING)(examples)
@@ -147,12 +132,8 @@ def test_crops_are_only_normalized() -> None:
 
 def test_examples_without_their_target_are_refused() -> None:
     bare = {"image": picture(40), "file": "40.jpg"}
-    with pytest.raises(ValueError, match="have no boxes, class_labels, only file, image"):
-        ObjectDetectionCollator(PROCESSOR)([bare])
-    with pytest.raises(ValueError, match="have no keypoints, only file, image"):
-        KeypointDetectionCollator(CROPPING)([bare])
-    with pytest.raises(ValueError, match="have no box, only"):
-        KeypointDetectionCollator(CROPPING)([{**bare, "keypoints": KEYPOINTS}])
+    expect_error("have no boxes, class_labels, only file, image", ObjectDetectionCollator(PROCESSOR), [bare])
+    expect_error("have no keypoints, only file, image", KeypointDetectionCollator(CROPPING), [bare])
+    expect_error("have no box, only", KeypointDetectionCollator(CROPPING), [{**bare, "keypoints": KEYPOINTS}])
     tensors = {**DETECTION[1], "image": torch.zeros(3, 8, 8, dtype=torch.uint8)}
-    with pytest.raises(ValueError, match="have no batch_draw"):
-        ObjectDetectionCollator(PROCESSOR, sizes=SIZES)([tensors])
+    expect_error("have no batch_draw", ObjectDetectionCollator(PROCESSOR, sizes=SIZES), [tensors])

@@ -22,6 +22,11 @@ def rows_of(folder: Path) -> Dataset:
     return load_image_classification(str(folder))["train"]
 
 
+def flip_last_bit(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 def differing(first: dict[str, object], second: dict[str, object]) -> set[str]:
     return {name for name in first if first[name] != second[name]}
 
@@ -36,22 +41,18 @@ def test_files_may_move_and_everything_else_is_told(photos: Path, tmp_path: Path
     assert differing(begun, fingerprint(reverse)) == set(begun) - {"number"}
     relabeled = rows.remove_columns("label").add_column("label", [0] * len(rows), feature=rows.features["label"])
     assert differing(begun, fingerprint(relabeled)) == {"targets"}
-    file = sorted(moved.glob("train/*/*.png"))[0]
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip_last_bit(sorted(moved.glob("train/*/*.png"))[0])
     assert differing(begun, fingerprint(rows)) == {"contents"}
 
 
 def test_images_beside_their_rows_are_told_by_their_bytes() -> None:
-    features = Features(
-        {"image": Image(decode=False), "label": ClassLabel(names=["cat", "dog"]), "box": Value("int64")}
-    )
+    labels = ClassLabel(names=["cat", "dog"])
+    features = Features({"image": Image(decode=False), "label": labels, "box": Value("int64")})
 
     def rows(*contents: bytes, box: int = 0) -> Dataset:
         images = [{"bytes": content, "path": None} for content in contents]
-        labels = {"label": [0] * len(images), "box": [box] * len(images)}
-        return Dataset.from_dict({"image": images, **labels}, features=features)
+        columns = {"image": images, "label": [0] * len(images), "box": [box] * len(images)}
+        return Dataset.from_dict(columns, features=features)
 
     begun = fingerprint(rows(b"one", b"two"))
     assert fingerprint(rows(b"zero", b"one", b"two").select([1, 2])) == begun
@@ -69,9 +70,7 @@ def test_of_too_many_images_some_are_read_evenly_spread(photos: Path, monkeypatc
     assert differing(begun, whole) == {"contents"}
     files = [Path(file) for file in rows["file"]]
     for file, is_told in ((files[1], False), (files[2], True)):
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
+        flip_last_bit(file)
         assert differing(begun, fingerprint(rows)) == ({"contents"} if is_told else set())
 
 

@@ -54,26 +54,20 @@ def ask(workdir: Path, *calls: tuple[str, str, dict], **environment: str) -> lis
 def test_names_on_the_hub_are_loaded_from_there(tmp_path: Path) -> None:
     user = tmp_path / "hub" / "user"
     for config, labels in (("small", [0, 1]), ("large", [0, 1, 1])):
-        (user / "pets" / config).mkdir(parents=True)
         dataset_of(labels, ["dog", "cat"], "img").to_parquet(user / "pets" / config / "train.parquet")
     configs = "".join(f"- config_name: {name}\n  data_files: {name}/train.parquet\n" for name in ("small", "large"))
     (user / "pets" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    pairs = {
-        "image": [encoded(picture(number)) for number in range(2)],
-        "label": [encoded(PILImage.fromarray(class_map(number))) for number in range(2)],
-    }
+    maps = [encoded(PILImage.fromarray(class_map(number))) for number in range(2)]
+    pairs = {"image": [encoded(picture(number)) for number in range(2)], "label": maps}
     kind = List({"bbox": List(Value("float32"), length=4), "category": Value("int64")})
     objects = [
         [{"bbox": [x1, y1, x2 - x1, y2 - y1], "category": NAMES.index(name)} for name, (x1, y1, x2, y2) in found]
         for _, _, found in SCENES["train"]
     ]
     masked = Dataset.from_dict(pairs, Features({"image": Image(), "label": Image()}))
-    tables = {
-        "streets": masked, "unnamed": masked, "boxes": boxes_table("train", kind, objects),
-        "streamed": dataset_of([0, 1, 1], ["dog", "cat"])
-    }  # fmt: skip
+    tables = {"streets": masked, "unnamed": masked, "boxes": boxes_table("train", kind, objects)}
+    tables["streamed"] = dataset_of([0, 1, 1], ["dog", "cat"])
     for name, table in tables.items():
-        (user / name).mkdir()
         table.to_parquet(user / name / "train.parquet")
     (user / "streets" / "id2label.json").write_text('{"0": "sky", "1": "road", "2": "car"}')
     (user / "boxes" / "id2label.json").write_text('{"0": "cat", "1": "dog"}')

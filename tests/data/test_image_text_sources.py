@@ -49,7 +49,6 @@ def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> 
     lists = [{**row, "text": row["captions"][0]} for row in rows_of(*CAPTIONS)]
     for name, rows in (("train.csv", apart), ("metadata.jsonl", apart), ("metadata.jsonl", lists)):
         folder = tmp_path / f"{name}-{len(rows)}"
-        folder.mkdir()
         data = load_image_text(str(write_table(folder, name, rows)))
         assert by_file(data) == {f"{number}.png": texts for number, texts in enumerate(CAPTIONS)}
         example = data.examples("train")[0]
@@ -59,13 +58,18 @@ def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> 
     assert by_file(chosen) == {f"{number}.png": texts[:1] for number, texts in enumerate(CAPTIONS)}
 
 
-def test_splits_are_folders_or_a_column(tmp_path: Path) -> None:
+def test_splits_are_folders_or_a_column_and_lists_of_captions_are_taken(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_table(tmp_path / "folders" / split, "metadata.jsonl", rows_of(*CAPTIONS))
     assert list(load_image_text(str(tmp_path / "folders")).splits) == ["train", "validation"]
     rows = [{**row, "split": "test" if row["file_name"] == "1.png" else "train"} for row in rows_of(*CAPTIONS)]
     data = load_image_text(str(write_table(tmp_path / "column", "captions.jsonl", rows) / "captions.jsonl"))
     assert by_file(data, "test") == {"1.png": ["two cats"]}
+    images = [{"bytes": encoded(picture(number)), "path": None} for number in range(3)]
+    features = Features({"image": Image(), "captions": List(Value("string")), "text": Value("string")})
+    content = {"image": images, "captions": CAPTIONS, "text": ["?"] * 3}
+    Dataset.from_dict(content, features=features).to_parquet(tmp_path / "lists" / "test.parquet")
+    assert load_image_text(str(tmp_path / "lists")).splits["test"]["captions"][:] == CAPTIONS
 
 
 @pytest.mark.parametrize("with_paths", [True, False])
@@ -73,9 +77,7 @@ def test_splits_are_folders_or_a_column(tmp_path: Path) -> None:
 def test_stored_rows_with_the_same_image_are_one_example(kind: str, with_paths: bool, tmp_path: Path) -> None:
     numbers = [number for number in range(3) for _ in CAPTIONS[number]]
     texts = [text for own in CAPTIONS for text in own]
-    images = [
-        {"bytes": encoded(picture(number)), "path": f"{number}.png" if with_paths else None} for number in numbers
-    ]
+    images = [{"bytes": encoded(picture(n)), "path": f"{n}.png" if with_paths else None} for n in numbers]
     features = Features({"img": Image(), "caption": Value("string"), "url": Value("string")})
     rows = Dataset.from_dict({"img": images, "caption": texts, "url": texts}, features=features)
     if kind == "parquet":
@@ -88,39 +90,27 @@ def test_stored_rows_with_the_same_image_are_one_example(kind: str, with_paths: 
     assert [image.tobytes() for image in found] == [picture(number).tobytes() for number in range(3)]
 
 
-def test_stored_lists_of_captions_are_taken(tmp_path: Path) -> None:
-    images = [{"bytes": encoded(picture(number)), "path": None} for number in range(3)]
-    features = Features({"image": Image(), "captions": List(Value("string")), "text": Value("string")})
-    content = {"image": images, "captions": CAPTIONS, "text": ["?"] * 3}
-    Dataset.from_dict(content, features=features).to_parquet(tmp_path / "test.parquet")
-    assert load_image_text(str(tmp_path)).splits["test"]["captions"][:] == CAPTIONS
-
-
-@pytest.mark.parametrize(
-    ("captions", "message"), [([], "1.png has no caption"), (["a", "  "], "2 captions, but caption 2 is empty")]
-)
-def test_images_without_words_are_named_before_training(captions: list[str], message: str, tmp_path: Path) -> None:
-    data = load_image_text(str(write_table(tmp_path, "train.jsonl", rows_of(CAPTIONS[0], captions))))
-    faults = check_dense(data.examples("train"), show_progress=False)
-    assert list(faults) == [1]
-    assert message in faults[1]
-
-
-def test_what_is_no_data_is_named(tmp_path: Path) -> None:
-    expect_error(r"contains no captions\. Put a metadata\.jsonl", load_image_text, str(tmp_path))
-    write_table(tmp_path / "a", "train.jsonl", rows_of(*CAPTIONS))
-    (tmp_path / "a" / "1.png").unlink()
-    expect_error(r"1 of 3 images do not exist.*\n.*1\.png", load_image_text, str(tmp_path / "a"))
-    write_table(tmp_path / "b", "train.jsonl", [{"file_name": "1.png", "words": "a dog"}])
+def test_images_without_words_and_what_is_no_data_are_named(tmp_path: Path) -> None:
+    for captions, message in (([], "1.png has no caption"), (["a", "  "], "2 captions, but caption 2 is empty")):
+        data = load_image_text(str(write_table(tmp_path, "train.jsonl", rows_of(CAPTIONS[0], captions))))
+        faults = check_dense(data.examples("train"), show_progress=False)
+        assert list(faults) == [1]
+        assert message in faults[1]
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    expect_error(r"contains no captions\. Put a metadata\.jsonl", load_image_text, str(folder))
+    write_table(folder / "a", "train.jsonl", rows_of(*CAPTIONS))
+    (folder / "a" / "1.png").unlink()
+    expect_error(r"1 of 3 images do not exist.*\n.*1\.png", load_image_text, str(folder / "a"))
+    write_table(folder / "b", "train.jsonl", [{"file_name": "1.png", "words": "a dog"}])
     with pytest.raises(ValueError, match=r"no column of a usual name \(caption, .*only 'file_name', 'words'"):
-        load_image_text(str(tmp_path / "b"))
-    write_table(tmp_path / "c", "train.jsonl", [{"file_name": "1.png", "text": 3}])
-    expect_error(r"train\.jsonl, row 1, has the caption 3", load_image_text, str(tmp_path / "c"))
+        load_image_text(str(folder / "b"))
+    write_table(folder / "c", "train.jsonl", [{"file_name": "1.png", "text": 3}])
+    expect_error(r"train\.jsonl, row 1, has the caption 3", load_image_text, str(folder / "c"))
     features = Features({"image": Image(), "text": Value("int64")})
     rows = Dataset.from_dict({"image": [{"bytes": encoded(picture(0)), "path": None}], "text": [1]}, features=features)
-    (tmp_path / "d").mkdir()
-    rows.to_parquet(tmp_path / "d" / "train.parquet")
-    expect_error(r"no texts in the column 'text'.* to the right column: 'image'", load_image_text, str(tmp_path / "d"))
+    rows.to_parquet(folder / "d" / "train.parquet")
+    expect_error(r"no texts in the column 'text'.* to the right column: 'image'", load_image_text, str(folder / "d"))
 
 
 def test_each_epoch_draws_a_caption_of_each_image_by_itself(tmp_path: Path) -> None:

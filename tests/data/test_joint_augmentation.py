@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.joint import DenseAugmentation, DetectionAugmentation, KeypointAugmentation
@@ -58,28 +59,27 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index(kind: Any) -
         assert torch.equal(first["boxes"], again["boxes"])
 
 
-COLORS = "photometric=0.5 requires 1 or 3 channels, not num_channels=4"
-ORDER = r"scale_range=\(2.0, 0.5\) must be two positive numbers, the smaller one first"
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_any_mode_and_number_of_channels_are_taken(kind: Any) -> None:
+    target, off = KINDS[kind]
+    rotation = {} if kind is DetectionAugmentation else {"max_rotation": 5}
+    for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
+        transform = kind((32, 40), num_channels=num_channels, photometric=1.0, **{**OFF, **off, **rotation})
+        image = transform({"image": Image.new(mode, (240, 180)), **target})["image"]
+        assert image.shape == (num_channels, 32, 40)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "options", "message"),
-    [
-        (KINDS, {"scale_range": (2.0, 0.5)}, ORDER),
+def test_mistakes_are_explained() -> None:
+    for kinds, options, message in (
+        (KINDS, {"scale_range": (2.0, 0.5)}, r"=\(2.0, 0.5\) must be two positive numbers, the smaller one first"),
         (KINDS, {"horizontal_flip": 2}, "horizontal_flip=2 is a probability"),
-        (
-            KINDS,
-            {"num_channels": 4, "photometric": 0.5},
-            "=0.5 requires 1 or 3 channels, not num_channels=4",
-        ),
+        (KINDS, {"num_channels": 4, "photometric": 0.5}, "=0.5 requires 1 or 3 channels, not num_channels=4"),
         ([DenseAugmentation], {"max_class_share": 0}, r"max_class_share=0 must lie in \(0, 1\]"),
         ([DenseAugmentation], {"max_rotation": -1}, "max_rotation=-1 must lie between 0 and 180 degrees"),
         ([DetectionAugmentation], {"iou_crop": -1}, "iou_crop=-1 is a probability"),
         ([KeypointAugmentation], {"box_padding": 0}, "box_padding=0 must be positive; 1 crops exactly at the box"),
         ([KeypointAugmentation], {"max_rotation": 200}, "max_rotation=200 must lie between 0 and 180 degrees"),
         ([KeypointAugmentation], {"max_shift": 1.5}, r"max_shift=1.5 must lie in \[0, 1\)"),
-    ],
-)
-def test_mistakes_are_explained(kinds: Any, options: dict[str, Any], message: str) -> None:
-    for kind in kinds:
-        expect_error(message, kind, (8, 8), **options)
+    ):
+        for kind in kinds:
+            expect_error(message, kind, (8, 8), **options)

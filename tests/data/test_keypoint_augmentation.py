@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from hf_vit import HfViTImageProcessor
@@ -13,20 +12,12 @@ from hf_vit.data.augmentation.joint import KeypointAugmentation
 
 SIZE = (128, 96)
 OFF: dict[str, Any] = {
-    "scale_range": (1.0, 1.0),
-    "max_rotation": 0.0,
-    "max_shift": 0.0,
-    "horizontal_flip": 0.0,
-    "photometric": 0.0,
-}
+    "scale_range": (1.0, 1.0), "max_rotation": 0.0, "max_shift": 0.0, "horizontal_flip": 0.0, "photometric": 0.0
+}  # fmt: skip
 CHANGES: list[dict[str, Any]] = [
-    {},
-    {"scale_range": (0.5, 2.0)},
-    {"max_rotation": 180.0},
-    {"max_shift": 0.5},
-    {"box_padding": 0.7},
-    {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2},
-]
+    {}, {"scale_range": (0.5, 2.0)}, {"max_rotation": 180.0}, {"max_shift": 0.5}, {"box_padding": 0.7},
+    {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2}
+]  # fmt: skip
 BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
 # Left, right, middle and unlabeled keypoint.
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
@@ -40,10 +31,8 @@ def paint() -> Tensor:
     return (255 * torch.stack(blots)).round().to(torch.uint8)
 
 
-EXAMPLE = {
-    "image": paint(), "file": "a.jpg", "keypoints": KEYPOINTS, "box": BOX, "area": torch.tensor(14400.0),
-    "image_id": 7
-}  # fmt: skip
+TARGET = {"keypoints": KEYPOINTS, "box": BOX, "area": torch.tensor(14400.0), "image_id": 7}
+EXAMPLE = {"image": paint(), "file": "a.jpg", **TARGET}
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
@@ -82,31 +71,21 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
     assert checked > 10
 
 
-def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -> None:
+def test_a_crop_without_any_change_is_that_of_the_image_processor() -> None:
     height, width = SIZE
-    processor = HfViTImageProcessor(
-        size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
-    )
+    raw = {"do_affine_crop": True, "do_rescale": False, "do_normalize": False}
+    processor = HfViTImageProcessor(size={"height": height, "width": width}, **raw)
     for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # box of an object, box of the whole image
         for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
             [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
             expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
             assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding errors
             assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
-
-
-def test_what_is_no_longer_true_is_left_out_and_no_labeled_keypoint_is_fine() -> None:
+    # What is no longer true is left out, and an example needs no labeled keypoint.
     [example] = draws(1)
     assert example.keys() == {"image", "keypoints", "file", "image_id"}
     [example] = draws(1, {**EXAMPLE, "keypoints": torch.zeros(4, 3)}, horizontal_flip=1.0)
     assert not example["keypoints"].any()
-
-
-def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
-    for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
-        example = {**EXAMPLE, "image": Image.new(mode, (240, 180))}
-        [made] = draws(1, example, num_channels=num_channels, photometric=1.0, max_rotation=5)
-        assert made["image"].shape == (num_channels, *SIZE)
 
 
 def similarities(**options: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Datasets for keypoint detection from all sources, and errors for invalid ones."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,10 @@ def triples(values: list[float]) -> list[list[float]]:
     return np.reshape(values, (-1, 3)).tolist()
 
 
-@pytest.mark.parametrize(
-    ("file", "images", "split"),
-    [
-        ("train/annotations.json", "train/images", "train"),
-        ("annotations/person_keypoints_val2017.json", "val2017", "validation"),
-    ],
-)
-def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, caplog, file, images, split) -> None:
-    data = load(write_coco(tmp_path, file, images))
+@pytest.mark.parametrize("is_official", [False, True])
+def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, caplog, is_official) -> None:
+    places = ("annotations/person_keypoints_val2017.json", "val2017") if is_official else ()
+    data, split = load(write_coco(tmp_path, *places)), "validation" if is_official else "train"
     assert (list(data.splits), data.names) == ([split], NAMES)
     assert (data.flip_pairs, data.skeleton, data.oks_sigmas) == (((1, 2),), ((0, 1), (0, 2)), None)
     assert table(data, split) == [
@@ -85,30 +81,22 @@ def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, 
     ]
     assert "Removed 1 of 4 objects because they have no labeled keypoint" in caplog.text
     example = data.examples(split)[1]
-    assert (example["keypoints"].dtype, example["box"].dtype, example["image"].size) == (
-        torch.float32,
-        torch.float32,
-        SIZE,
-    )
+    assert example["keypoints"].dtype == example["box"].dtype == torch.float32
+    assert example["image"].size == SIZE
     assert set(target_of(example)) == {"keypoints", "box", "area", "image_id"}
     numbers = [example["image_id"] for example in data.examples(split).read_targets()]
     assert numbers[0] != numbers[1] == numbers[2]
 
 
-def test_the_box_is_the_whole_image_where_that_is_asked_or_there_is_none(tmp_path: Path) -> None:
+def test_boxes_may_be_whole_images_and_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> None:
     source = with_annotation(tmp_path, bbox=[0, 0, 400, 1])
-    assert [(box, area) for _, _, box, area in table(load(source, whole_image=True))] == [
-        ([0, 0, 40, 30], 100),
-        ([0, 0, 40, 30], 99),
-        ([0, 0, 40, 30], 1120),
-    ]
+    whole = [0, 0, 40, 30]
+    found = [(box, area) for _, _, box, area in table(load(source, whole_image=True))]
+    assert found == [(whole, 100), (whole, 99), (whole, 1120)]
     source = write_coco(tmp_path, annotations=[{**ANNOTATIONS[0], "bbox": 0, "area": 0}])
     expect_error("have no bbox of 4 numbers", load, source)
     bare = {key: value for key, value in ANNOTATIONS[0].items() if key not in ("bbox", "area")}
-    assert table(load(write_coco(tmp_path, annotations=[bare])))[0][2:] == ([0, 0, 40, 30], 1200)
-
-
-def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> None:
+    assert table(load(write_coco(tmp_path, annotations=[bare])))[0][2:] == (whole, 1200)
     crowd = {"id": 8, "image_id": 3, "category_id": 5, "bbox": [0, 0, 40, 30], "iscrowd": 1}
     toy = {"id": 9, "image_id": 3, "category_id": 6, "bbox": [0, 0, 40, 30]}
     assert len(load(write_coco(tmp_path, annotations=[*ANNOTATIONS, crowd, toy])).splits["train"]) == 3
@@ -116,25 +104,19 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
     assert "2 of 5 objects because they have no labeled keypoint" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_bad_annotations_are_named(tmp_path: Path) -> None:
+    for changes, message in (
         ({"keypoints": FIRST[:6]}, r"1 of 4 annotations have no keypoints of 9 numbers:\n  annotation 1 of .*: \[12"),
         ({"keypoints": [*FIRST, 1, 2, 2]}, "annotation 1 of .*: 12 numbers"),
-        (
-            {"keypoints": [float("nan"), *FIRST[1:]]},
-            r"1 keypoints are not finite numbers x, y.*\n  keypoint 1 of annotation 1",
-        ),
+        ({"keypoints": [math.nan, *FIRST[1:]]}, r"1 keypoints are not finite.* x, y.*\n  keypoint 1 of annotation 1"),
         ({"keypoints": [12, 8, 3, *FIRST[3:]]}, r"1 keypoints are not finite numbers.*\n  .*: \[12\.0, 8\.0, 3\.0\]"),
         ({"keypoints": [42, 8, 2, *FIRST[3:]]}, r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*\n.*Repair"),
         ({"bbox": [10, 5, 40, 10]}, "1 of 3 boxes have no area or exceed their image"),
         ({"bbox": [10, 5, 0, 10]}, "1 of 3 boxes have no area or exceed their image"),
         ({"id": 2}, "1 ids of annotations in .* occur more than once"),
         ({"category_id": 7}, "has annotations of categories that it does not define: 7"),
-    ],
-)
-def test_bad_annotations_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    expect_error(f"(?s){message}", load, with_annotation(tmp_path, **changes))
+    ):
+        expect_error(f"(?s){message}", load, with_annotation(tmp_path, **changes))
 
 
 def test_what_is_outside_counts_as_not_labeled_where_that_is_asked(tmp_path: Path, caplog) -> None:
@@ -146,23 +128,22 @@ def test_what_is_outside_counts_as_not_labeled_where_that_is_asked(tmp_path: Pat
 
 
 def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must have one category with a list of keypoints, but has none"):
-        load(write_coco(tmp_path, categories=[{"id": 5, "name": "pet"}]))
-    with pytest.raises(ValueError, match="must have one category with a list of keypoints, but has 'pet', 'bird'"):
-        load(write_coco(tmp_path, categories=[CATEGORY, {"id": 6, "name": "bird", "keypoints": ["beak"]}]))
-    with pytest.raises(ValueError, match="skeleton connects the keypoints 1 and 4, but keypoint numbers are 1 to 3"):
-        load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
-    with pytest.raises(ValueError, match="Several keypoints are named 'nose'"):
-        load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
-    with pytest.raises(ValueError, match="has no object with a labeled keypoint in 'train'"):
-        load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
+    bird = {"id": 6, "name": "bird", "keypoints": ["beak"]}
+    for changes, message in (
+        ([{"id": 5, "name": "pet"}], "must have one category with a list of keypoints, but has none"),
+        ([CATEGORY, bird], "must have one category with a list of keypoints, but has 'pet', 'bird'"),
+        ([{**CATEGORY, "skeleton": [[1, 4]]}], "connects the keypoints 1 and 4, but keypoint numbers are 1 to 3"),
+        ([{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}], "Several keypoints are named 'nose'"),
+    ):
+        expect_error(message, load, write_coco(tmp_path, categories=changes))
+    unlabeled = write_coco(tmp_path, annotations=ANNOTATIONS[2:3])
+    expect_error("has no object with a labeled keypoint in 'train'", load, unlabeled)
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])
     expect_error(r"differ in keypoints\. Make them equal", load, tmp_path)
 
 
 def test_objects_of_an_image_are_held_out_together(tmp_path: Path) -> None:
-    write_image(tmp_path / "a.png", picture(0, SIZE))
     for number in range(10):
         write_image(tmp_path / f"{number}.png", picture(number, SIZE))
     rows = [(f"{number % 10}.png", number, 1) for number in range(30)]
@@ -187,7 +168,7 @@ def write_landmarks(folder: Path, columns: list[str], *rows: Any) -> Path:
     return write_csv(folder / "landmarks.csv", ["file", *columns], *rows)
 
 
-def test_tables_name_keypoints_in_columns(tmp_path: Path) -> None:
+def test_tables_name_keypoints_in_columns_and_may_have_boxes_and_splits(tmp_path: Path) -> None:
     columns = ["nose_x", "nose_y", "nose_v", "Left Ear_x", "Left Ear_y", "Right Ear_x", "Right Ear_y"]
     rows = [("images/a.png", 12, 8, 1, 20, 6.5, "", ""), ("images/a.png", 3, 4, 0, 5, 6, 7, 8)]
     file = write_landmarks(tmp_path, columns, *rows)
@@ -200,66 +181,44 @@ def test_tables_name_keypoints_in_columns(tmp_path: Path) -> None:
             ("a.png", triples([0, 0, 0, 5, 6, 2, 7, 8, 2]), *whole),
         ]
         assert [target["image_id"] for target in data.examples("train").read_targets()] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("columns", "cells"),
-    [
+    for columns, cells in (
         (["x_min", "y_min", "x_max", "y_max"], (1, 2, 30, 20)),
         (["xmin", "ymin", "xmax", "ymax"], (1, 2, 30, 20)),
         (["bbox"], ("[1, 2, 29, 18]",)),
         (["bbox"], ("1 2 29 18",)),
-    ],
-)
-def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], cells: tuple) -> None:
-    rows = [("images/a.png", 3, 4, "val", *cells), ("images/b.png", 5, 6, "train", *("" for _ in cells))]
-    data = load(write_landmarks(tmp_path, ["x1", "y1", "split", *columns], *rows))
-    assert data.names == ("1",)
-    assert table(data, "validation") == [("a.png", [[3, 4, 2]], [1, 2, 30, 20], 522)]
-    assert table(data, "train") == [("b.png", [[5, 6, 2]], [0, 0, 40, 30], 1200)]
+    ):
+        rows = [("images/a.png", 3, 4, "val", *cells), ("images/b.png", 5, 6, "train", *("" for _ in cells))]
+        data = load(write_landmarks(tmp_path / "boxes", ["x1", "y1", "split", *columns], *rows))
+        assert data.names == ("1",)
+        assert table(data, "validation") == [("a.png", [[3, 4, 2]], [1, 2, 30, 20], 522)]
+        assert table(data, "train") == [("b.png", [[5, 6, 2]], [0, 0, 40, 30], 1200)]
 
 
-@pytest.mark.parametrize(
-    ("columns", "row", "message"),
-    [
-        (
-            ["x1", "y1"],
-            ("images/a.png", 3, ""),
-            r"1 of 1 rows are malformed:\n  .*csv, row 1: only one of x1 and y1 is",
-        ),
-        (["x1", "y1"], ("images/a.png", "3,5", 2), "x1 is '3,5', which is not a number"),
-        (
-            ["x1", "y1", "bbox"],
-            ("images/a.png", 3, 2, "1 2 3"),
-            "bbox is '1 2 3', which is not x, y, width and height",
-        ),
-        (
-            ["x1", "y1"],
-            ("images/a.png", 41, 2),
-            r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*csv, row 1: \[41",
-        ),
-        (
-            ["x1", "y1"],
-            ("images/c.png", 3, 2),
-            r"1 of 1 images do not exist\. Paths must be relative to the folder of their",
-        ),
-        (["x1", "y1", "x2"], ("images/a.png", 3, 2, 1), "has no x or no y column for the keypoints '2'"),
-        (["label"], ("images/a.png", 3), "has no keypoint columns, only 'file', 'label'. Name these columns nose_x"),
-        (["x1", "y1", "v1"], ("images/a.png", 3, 2, 5), r"1 keypoints are not finite.*: \[3\.0, 2\.0, 5\.0\]"),
-    ],
-)
-def test_bad_tables_are_named(tmp_path: Path, columns: list[str], row: tuple, message: str) -> None:
-    expect_error(f"(?s){message}", load, write_landmarks(tmp_path, columns, row))
+def test_bad_tables_are_named(tmp_path: Path) -> None:
+    for columns, cells, message in (
+        ("x1,y1", ("a", 3, ""), r"1 of 1 rows are malformed:\n  .*csv, row 1: only one of x1 and y1 is"),
+        ("x1,y1", ("a", "3,5", 2), "x1 is '3,5', which is not a number"),
+        ("x1,y1,bbox", ("a", 3, 2, "1 2 3"), "bbox is '1 2 3', which is not x, y, width and height"),
+        ("x1,y1", ("a", 41, 2), r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*csv, row 1: \[41"),
+        ("x1,y1", ("c", 3, 2), r"1 of 1 images do not exist\. Paths must be relative to the folder of their"),
+        ("x1,y1,x2", ("a", 3, 2, 1), "has no x or no y column for the keypoints '2'"),
+        ("label", ("a", 3), "has no keypoint columns, only 'file', 'label'. Name these columns nose_x"),
+        ("x1,y1,v1", ("a", 3, 2, 5), r"1 keypoints are not finite.*: \[3\.0, 2\.0, 5\.0\]"),
+    ):
+        row = (f"images/{cells[0]}.png", *cells[1:])
+        expect_error(f"(?s){message}", load, write_landmarks(tmp_path, columns.split(","), row))
+    for split, columns in (("train", ["x1", "y1"]), ("val", ["x2", "y2"])):
+        file = write_landmarks(tmp_path / "splits", columns, ("images/a.png", 1, 1))
+        file.rename(file.with_name(f"{split}.csv"))
+    expect_error(r"have different keypoints\. Use the same columns", load, tmp_path / "splits")
+    expect_error(r"contains no keypoints of a known format: COCO", load, tmp_path / "splits" / "images")
 
 
 def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:
     columns = ["x1", "y1", "x2", "y2"]
     rows = [("images/a.png", 12, 8, -1, -1), ("images/b.png", -1, -1, -1.0, -1), ("images/b.png", 5, -1, 6, 7)]
     data = load(write_landmarks(tmp_path / "table", columns, *rows))
-    assert [keypoints for _, keypoints, _, _ in table(data)] == [
-        triples([12, 8, 2, 0, 0, 0]),
-        triples([5, -1, 2, 6, 7, 2]),
-    ]
+    assert [row[1] for row in table(data)] == [triples([12, 8, 2, 0, 0, 0]), triples([5, -1, 2, 6, 7, 2])]
     assert data.notes == ("3 keypoints at -1, -1 are treated as not labeled.",)
     assert "3 keypoints at -1, -1 are treated as not labeled." in caplog.text
     assert "1 of 3 objects because they have no labeled keypoint" in caplog.text
@@ -273,88 +232,59 @@ def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:
 def test_keypoints_in_shares_of_the_image_are_refused(tmp_path: Path, offset: float) -> None:
     shares = [round(0.1 * number + offset, 2) for number in range(8)]
     rows = [("images/a.png", *shares[:4]), ("images/b.png", *shares[4:])]
-    message = (
-        r"4 of 4 labeled keypoints have x and y between 0 and 1, .* Multiply x by the width of the image and y by"
-    )
+    message = r"4 of 4 labeled keypoints have x and y between 0 and 1, .* Multiply x by the width of the image and y"
     expect_error(message, load, write_landmarks(tmp_path / "table", ["x1", "y1", "x2", "y2"], *rows))
-    relative = [
-        {**a, "keypoints": [value / 100 if n % 3 < 2 else value for n, value in enumerate(a["keypoints"])]}
-        for a in ANNOTATIONS
-    ]
-    with pytest.raises(ValueError, match="8 of 8 labeled keypoints have x and y between 0 and 1"):
-        load(write_coco(tmp_path / "coco", annotations=relative), box_errors="clip")
-
-
-def test_a_missing_keypoint_at_the_first_pixel_is_no_share(tmp_path: Path) -> None:
+    keypoints = [np.divide(own["keypoints"], [100, 100, 1] * 3).tolist() for own in ANNOTATIONS]
+    relative = [{**own, "keypoints": values} for own, values in zip(ANNOTATIONS, keypoints, strict=True)]
+    source = write_coco(tmp_path / "coco", annotations=relative)
+    expect_error("8 of 8 labeled keypoints have x and y between 0 and 1", load, source, box_errors="clip")
+    # A missing keypoint at the first pixel is no share.
     rows = [("images/a.png", 0, 0, 5, 6), ("images/b.png", 1, 0, 9, 9)]
     assert len(load(write_landmarks(tmp_path, ["x1", "y1", "x2", "y2"], *rows)).splits["train"]) == 2
 
 
-def test_tables_of_splits_have_the_same_keypoints(tmp_path: Path) -> None:
-    write_landmarks(tmp_path, ["x1", "y1"], ("images/a.png", 1, 1)).rename(tmp_path / "train.csv")
-    write_landmarks(tmp_path, ["x2", "y2"], ("images/a.png", 1, 1)).rename(tmp_path / "val.csv")
-    expect_error(r"have different keypoints\. Use the same columns", load, tmp_path)
-    expect_error(r"contains no keypoints of a known format: COCO", load, tmp_path / "images")
-
-
 @pytest.mark.parametrize("form", ["triples", "flat", "pairs"])
 def test_columns_of_objects_may_have_keypoints(tmp_path: Path, form: str) -> None:
-    of_images: list[list[list[float]]] = [[FIRST, SECOND], [], [THIRD]]
-    written = {
-        "flat": lambda values: values,
-        "triples": triples,
-        "pairs": lambda values: [t[:2] for t in triples(values)],
-    }
+    def written(values: list[float]) -> list:
+        return values if form == "flat" else [point[: 2 if form == "pairs" else 3] for point in triples(values)]
+
     kind = List(Value("float32")) if form == "flat" else List(List(Value("float32")))
     features = Features({"image": Image(), "objects": List({"keypoints": kind, "bbox": List(Value("float32"))})})
-    content = {
-        "image": [encoded(picture(number, SIZE)) for number in range(3)],
-        "objects": [[{"keypoints": written[form](v), "bbox": [0, 0, 9, 9]} for v in found] for found in of_images],
-    }
+    of_images: list[list[list[float]]] = [[FIRST, SECOND], [], [THIRD]]
+    objects = [[{"keypoints": written(values), "bbox": [0, 0, 9, 9]} for values in found] for found in of_images]
+    content = {"image": [encoded(picture(number, SIZE)) for number in range(3)], "objects": objects}
     Dataset.from_dict(content, features).to_parquet(tmp_path / "train.parquet")
     data = load(tmp_path, flip_pairs=["1,2"])
     assert (data.names, data.flip_pairs) == (("0", "1", "2"), ((1, 2),))
     expected = [triples(values) for values in (FIRST, SECOND, THIRD)]
     if form == "pairs":
         expected = [[[x, y, 2] for x, y, _ in keypoints] for keypoints in expected]
-    assert [row[1] for row in table(data)] == expected
-    assert {tuple(row[2]) for row in table(data)} == {(0, 0, 9, 9)}
+    assert [row[1:3] for row in table(data)] == [(keypoints, [0, 0, 9, 9]) for keypoints in expected]
     assert data.splits["train"]["file"][:] == ["image 0 of train", "image 0 of train", "image 2 of train"]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
+def test_names_say_what_a_mirror_image_swaps_and_what_is_assumed(caplog) -> None:
+    for pair in (
         "left_eye right_eye", "Left-Eye Right-Eye", "leftear rightear", "L_Ear R_Ear", "LEar REar", "eye.l eye.r",
         "earL earR", "LeftEye RightEye", "hand_left_thumb1 hand_right_thumb1", "earleft earright",
-    ],
-)  # fmt: skip
-def test_names_say_what_a_mirror_image_swaps(pair: str) -> None:
-    first, second = pair.split()
-    assert flip_pairs_of([second, "nose", "upright", first]) == ((0, 3),)
-
-
-def test_a_side_without_another_and_pairs_by_number_are_warned_of(caplog) -> None:
+    ):  # fmt: skip
+        first, second = pair.split()
+        assert flip_pairs_of([second, "nose", "upright", first]) == ((0, 3),)
     assert flip_pairs_of(["nose", "left_ear", "left_brow_1", "right_brow_1"]) == ((2, 3),)
     assert "No keypoint is the left or right counterpart of 'left_ear'" in caplog.text
     assert "A horizontal flip swaps keypoints of equal numbers: 'left_brow_1,right_brow_1'" in caplog.text
     assert flip_pairs_of(["a", "b"]) == ()
     assert "a horizontal flip swaps none" in caplog.text
-
-
-def test_points_of_ibug_are_mirrored_as_they_lie(caplog) -> None:
-    sides = (
-        ["right_brow"] * 5 + ["left_brow"] * 5 + ["nose"] * 9 + ["right_eye"] * 6 + ["left_eye"] * 6 + ["mouth"] * 20
-    )
-    names = [f"{part}_{sides[:i].count(part)}" for i, part in enumerate(sides)]
-    pairs = flip_pairs_of([f"jaw_{number}" for number in range(17)] + names)
+    # Landmarks of iBUG are mirrored by their positions.
+    counts = {"jaw": 17, "right_brow": 5, "left_brow": 5, "nose": 9, "right_eye": 6, "left_eye": 6, "mouth": 20}
+    pairs = flip_pairs_of([f"{part}_{number}" for part, count in counts.items() for number in range(count)])
     assert {(0, 16), (17, 26), (21, 22), (36, 45), (40, 47), (41, 46), (48, 54), (60, 64), (65, 67)} <= set(pairs)
     assert len(pairs) == 29
     assert not {8, 27, 30, 33, 51, 57, 62, 66} & {number for pair in pairs for number in pair}
     assert "68 keypoints are assumed to be iBUG face landmarks" in caplog.text
 
 
-def test_pairs_can_be_given_by_name_or_number() -> None:
+def test_pairs_and_sigmas_of_keypoints(tmp_path: Path) -> None:
     assert flip_pairs_of(NAMES, ["right_ear, left_ear"]) == flip_pairs_of(NAMES, ["1,2"]) == ((1, 2),)
     assert flip_pairs_of(NAMES, []) == ()
     for given, message in (
@@ -363,13 +293,11 @@ def test_pairs_can_be_given_by_name_or_number() -> None:
         (["0,1", "1,2"], "flip_pairs contains 'left_ear' more than once"),
     ):
         expect_error(message, flip_pairs_of, NAMES, given)
-
-
-def test_keypoints_of_coco_have_its_sigmas_in_any_order(tmp_path: Path) -> None:
+    # Keypoints of COCO have its sigmas in any order.
     names = list(COCO_SIGMAS)[::-1]
-    category = {"id": 5, "name": "person", "keypoints": names, "skeleton": []}
     annotation = {**ANNOTATIONS[0], "keypoints": [5, 5, 2] * 17}
-    data = load(write_coco(tmp_path, categories=[category], annotations=[annotation]))
+    person = {"id": 5, "name": "person", "keypoints": names, "skeleton": []}
+    data = load(write_coco(tmp_path, categories=[person], annotations=[annotation]))
     assert data.oks_sigmas == tuple(COCO_SIGMAS[name] for name in names)
     assert data.oks_sigmas[-1] == 0.026
     assert len(data.flip_pairs) == 8

@@ -93,33 +93,28 @@ def test_lists_in_json_lines_and_null_is_missing(tmp_path: Path) -> None:
 def test_columns_of_a_dataset(kind: str, tmp_path: Path) -> None:
     images, nothing = [picture(number) for number in range(3)], None
     types = {
-        "class numbers": ({"labels": List(ClassLabel(names=["b", "a", "c"]))}, {"labels": [[0, 1], [], nothing]}),
-        "names": ({"labels": List(Value("string"))}, {"labels": [["b", "a"], [], nothing]}),
-        "flags": ({"b": Value("bool"), "a": Value("int64")}, {"b": [True, False, nothing], "a": [1, 0, nothing]}),
-        "vectors": ({"labels": List(Value("float32"))}, {"labels": [[1.0, 1.0], [0.0, 0.0], nothing]}),
+        "class numbers": (List(ClassLabel(names=["b", "a", "c"])), [[0, 1], [], nothing], ["b", "a", "c"]),
+        "names": (List(Value("string")), [["b", "a"], [], nothing], ["a", "b"]),
+        "vectors": (List(Value("float32")), [[1.0, 1.0], [0.0, 0.0], nothing], ["labels_0", "labels_1"]),
+        "flags": (Value("bool"), [True, False, nothing], ["b", "a"]),
     }
-    features, columns = types[kind]
+    feature, values, names = types[kind]
+    features, columns = {"labels": feature}, {"labels": values}
+    if kind == "flags":
+        features, columns = {"b": feature, "a": Value("int64")}, {"b": values, "a": [1, 0, nothing]}
     rows = Dataset.from_dict({"image": images, **columns}, features=Features({"image": Image(), **features}))
     tests = {"test": rows.select([2])} if kind == "names" else {}  # the test row has no label and is excluded
     DatasetDict({"train": rows, **tests}).save_to_disk(tmp_path / "saved")
-    names = {
-        "class numbers": ["b", "a", "c"], "names": ["a", "b"], "flags": ["b", "a"],
-        "vectors": ["labels_0", "labels_1"]
-    }  # fmt: skip
-    width = len(names[kind])
-    expected = [[1, 1, 0][:width], [0] * width, [NAN] * width]
-    expect(read(tmp_path / "saved"), FLAGS, names[kind], expected)
+    expected = [[1, 1, 0][: len(names)], [0] * len(names), [NAN] * len(names)]
+    expect(read(tmp_path / "saved"), FLAGS, names, expected)
     assert list(load_image_classification(str(tmp_path / "saved"), problem_type=None)) == ["train"]
 
 
-def test_numbers_with_fractions_are_values(tmp_path: Path) -> None:
+def test_numbers_with_fractions_and_class_folders_are_values_or_labels(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,age,label", "3,1.5", "4,", "5,-2")
     expect(read(table), VALUES, ["label"], [[1.5], [NAN], [-2]])
     expect(read(table, REGRESSION, label_column_name="age"), VALUES, ["age"], [[3], [4], [5]])
     expect(read(table, label_column_name="label,age"), VALUES, ["label", "age"], [[1.5, 3], [NAN, 4], [-2, 5]])
-
-
-def test_class_folders_as_several_labels_or_values(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "cat+dog"])
     column, names, labels = read(tmp_path / "photos", MULTI, label_separator="+")
     assert (column, names, labels.sum(axis=0).tolist()) == (FLAGS, ["cat", "dog"], [len(labels), len(labels) / 2])
@@ -127,38 +122,21 @@ def test_class_folders_as_several_labels_or_values(tmp_path: Path) -> None:
     expect_error(r"'label' are not numbers.*the first is 'cat' in row 1", read, tmp_path / "photos", REGRESSION)
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        (
-            ["file,cat,dog", "0,1", "2,1"],
-            {"label_column_name": "cat,dog", "problem_type": MULTI},
-            r"1 of 2 labels .*'cat' are not 0 or 1.*is '2' in row 2",
-        ),
-        (
-            ["file,age", "young", "7"],
-            {"label_column_name": "age", "problem_type": REGRESSION},
-            "are not numbers.*'young' in row 1",
-        ),
-        (["file,cat,dog", ",", ","], {}, r"All labels of the split 'train' are missing \('cat', 'dog'\)"),
-        (["file,cat,dog", "1,0", "0,1"], {"label_column_name": "cat,cow"}, "no column 'cat,cow'"),
-    ],
-    ids=["flags", "text", "missing", "unknown"],
-)
-def test_wrong_labels_are_named(rows: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_image_classification(str(write_table(tmp_path, *rows)), **{"problem_type": None, **options})
-
-
-def test_a_name_that_training_images_lack_is_refused(tmp_path: Path) -> None:
+def test_wrong_labels_are_named(tmp_path: Path) -> None:
+    flags, text = r"1 of 2 labels .*'cat' are not 0 or 1.*is '2' in row 2", "are not numbers.*'young' in row 1"
+    missing = r"All labels of the split 'train' are missing \('cat', 'dog'\)"
+    for rows, problem_type, columns, message in (
+        (["file,cat,dog", "0,1", "2,1"], MULTI, "cat,dog", flags),
+        (["file,age", "young", "7"], REGRESSION, "age", text),
+        (["file,cat,dog", ",", ","], None, None, missing),
+        (["file,cat,dog", "1,0", "0,1"], None, "cat,cow", "no column 'cat,cow'"),
+    ):
+        table = write_table(tmp_path, *rows)
+        expect_error(message, read, table, problem_type, label_column_name=columns)
     write_table(tmp_path, "file,label", "a|b", "a")
     write_table(tmp_path, "file,label", "a|c", "b", name="test.csv")
     expect_error("The split 'test' has the labels 'c', but the classes are 'a', 'b'", read, tmp_path, MULTI)
-
-
-def test_lists_of_values_are_as_long(tmp_path: Path) -> None:
-    write_pictures(tmp_path, *NAMES[:2])
     lines = [json.dumps({"file": name, "label": cell}) for name, cell in zip(NAMES, ([1, 2], [3]), strict=False)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"'label' has lists of 1, 2 numbers\. All lists must have the same length"):
-        read(tmp_path, REGRESSION)
+    message = r"'label' has lists of 1, 2 numbers\. All lists must have the same length"
+    expect_error(message, read, tmp_path / "train.jsonl", REGRESSION)

@@ -3,6 +3,7 @@
 import gzip
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,8 @@ def test_links_that_lead_back_add_no_image(tmp_path: Path) -> None:
     link(folder / "train" / "loop", folder / "train")
     link(folder / "loop", folder)
     after = load_image_classification(str(folder))
-    assert {name: split["file"][:] for name, split in after.items()} == {
-        name: split["file"][:] for name, split in before.items()
-    }
+    files = [{name: split["file"][:] for name, split in splits.items()} for splits in (before, after)]
+    assert files[0] == files[1]
     assert after["train"].features["label"].names == ["bee", "cow"]
     assert load_unlabeled_images([str(folder)])["train"].num_rows == before["train"].num_rows
 
@@ -45,20 +45,15 @@ def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
     link(store / "cats" / "more", store / "more")
     link(store / "cats" / "again", store / "more")
     files = files_below(folder / "cat")
-    assert sorted(os.path.relpath(file.resolve(), store) for file in files) == [
-        "cats/1.png",
-        "more/2.png",
-        "more/deep/3.png",
-    ]
+    places = sorted(os.path.relpath(file.resolve(), store) for file in files)
+    assert places == ["cats/1.png", "more/2.png", "more/deep/3.png"]
     link(folder / "all", store)
     assert len(files_below(folder)) == 3
-
-
-def test_a_folder_that_two_classes_link_to_is_refused(tmp_path: Path) -> None:
-    write_pictures(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
-    link(tmp_path / "photos" / "cat" / "more", tmp_path / "photos" / "dog")
-    with pytest.raises(ValueError, match=r"photos/dog belong to two classes, 'cat' and 'dog'"):
-        load_image_classification(str(tmp_path / "photos"))
+    # A folder that belongs to two classes is refused.
+    write_pictures(tmp_path / "two", "photos/cat/1.png", "photos/dog/2.png")
+    link(tmp_path / "two" / "photos" / "cat" / "more", tmp_path / "two" / "photos" / "dog")
+    message = r"photos/dog belong to two classes, 'cat' and 'dog'"
+    expect_error(message, load_image_classification, str(tmp_path / "two" / "photos"))
 
 
 def members(file: Path) -> list[int]:
@@ -67,39 +62,28 @@ def members(file: Path) -> list[int]:
         return [member.offset for member in tar.getmembers()] + [tar.offset]
 
 
-def cut_at_header(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: members(file)[2]])
+def damaged(content: bytes, offset: int) -> bytes:
+    return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
 
-def cut_in_header(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: members(file)[2] + 100])
+# Damages to the content of a tar file, given the offsets of its members.
+DAMAGES: dict[str, Callable[[bytes, list[int]], bytes]] = {
+    "cut at a header": lambda content, offsets: content[: offsets[2]],
+    "cut in a header": lambda content, offsets: content[: offsets[2] + 100],
+    "cut in a member": lambda content, offsets: content[: offsets[2] - 600],
+    "cut before the end": lambda content, offsets: content[: offsets[-1]],
+    "damaged header": lambda content, offsets: damaged(content, offsets[2]),
+    "joined": lambda content, offsets: content * 2,
+}
 
 
-def cut_in_member(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: members(file)[2] - 600])
-
-
-def cut_before_end(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: members(file)[-1]])
-
-
-def damage_header(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[members(file)[2]] ^= 1
-    file.write_bytes(content)
-
-
-def join(file: Path) -> None:
-    file.write_bytes(file.read_bytes() * 2)
+def damage(file: Path, kind: str) -> None:
+    file.write_bytes(DAMAGES[kind](file.read_bytes(), members(file)))
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
-@pytest.mark.parametrize(
-    "damage",
-    [cut_at_header, cut_in_header, cut_in_member, cut_before_end, damage_header, join],
-    ids=lambda f: f.__name__,
-)
-def test_an_archive_that_is_not_whole_is_refused_by_name(damage, is_compressed, tmp_path):
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_an_archive_that_is_not_whole_is_refused_by_name(kind, is_compressed, tmp_path):
     images = {f"{number:03}": encoded(picture(number)) for number in range(4)}
     labels = dict.fromkeys(images, 0) | {"001": 1}
     suffix = ".tar.gz" if is_compressed else ".tar"
@@ -107,7 +91,7 @@ def test_an_archive_that_is_not_whole_is_refused_by_name(damage, is_compressed, 
     for file in (whole, bad):
         write_tar(file.with_suffix(""), images, labels, "cls")
         if file == bad:
-            damage(file.with_suffix(""))
+            damage(file.with_suffix(""), kind)
         content = file.with_suffix("").read_bytes()
         file.with_suffix("").unlink()
         file.write_bytes(gzip.compress(content) if is_compressed else content)
@@ -125,9 +109,8 @@ def test_an_archive_that_is_not_whole_is_refused_by_name(damage, is_compressed, 
 
 
 def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    write_tar(
-        tmp_path / "a.tar", {f"{number}": encoded(picture(number)) for number in range(4)}, dict.fromkeys("0123", 1)
-    )
+    images = {str(number): encoded(picture(number)) for number in range(4)}
+    write_tar(tmp_path / "a.tar", images, dict.fromkeys(images, 1))
     content = gzip.compress((tmp_path / "a.tar").read_bytes())
     for share in (0.1, 0.5, 0.9, 0.999):
         (tmp_path / "b.tgz").write_bytes(content[: int(share * len(content))])
@@ -152,5 +135,5 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)
     assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
-    cut_at_header(file)  # the truncation is detected from the last bytes
+    damage(file, "cut at a header")  # the truncation is detected from the last bytes
     expect_error(r"it does not end with the blocks of zeros", check_tars, [str(file)], error=OSError, max_seconds=0)

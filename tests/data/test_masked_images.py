@@ -38,9 +38,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 def collator(config: HfViTConfig, **options: Any) -> MaskedImageModelingCollator:
-    return MaskedImageModelingCollator(
-        HfViTImageProcessor.for_model(config), (8, 8), HfViTMaskedImageModelingConfig(**options)
-    )
+    processor = HfViTImageProcessor.for_model(config)
+    return MaskedImageModelingCollator(processor, (8, 8), HfViTMaskedImageModelingConfig(**options))
 
 
 def joined(photos: Path) -> TargetDataset:
@@ -83,11 +82,7 @@ def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photo
         assert torch.equal(values, again[name])
         assert not torch.equal(values, later[name])
         assert not torch.equal(values[0], values[1])
-
-
-def test_examples_without_a_seed_are_refused() -> None:
-    with pytest.raises(ValueError, match="no mask_seed, only image"):
-        collator(small_config())([{"image": torch.zeros(3, 32, 32, dtype=torch.uint8)}])
+    expect_error("no mask_seed, only image", make, [{"image": torch.zeros(3, 32, 32, dtype=torch.uint8)}])
 
 
 def keep_file(example: dict[str, Any]) -> dict[str, Any]:
@@ -98,15 +93,13 @@ def files_of(examples: Iterable[dict[str, Any]]) -> list[str]:
     return [example["file"] for example in examples]
 
 
-def test_a_stream_gives_every_image_once_in_each_epoch_and_has_no_end(photos: Path) -> None:
+def test_a_stream_gives_every_image_once_in_each_epoch_in_an_order_by_its_seed(photos: Path) -> None:
     examples = list(islice(streamed(photos, keep_file), 3 * NUM_IMAGES))
     epochs = [files_of(examples[start : start + NUM_IMAGES]) for start in (0, NUM_IMAGES, 2 * NUM_IMAGES)]
     assert all(sorted(files) == sorted(os.listdir(photos)) for files in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert len({example["drawn"] for example in examples}) == len(examples)
-
-
-def test_a_stream_depends_on_its_seed_alone(photos: Path) -> None:
+    # The order depends on the seed alone.
     state = torch.get_rng_state()
     first, again, other = (list(islice(streamed(photos, keep_file, seed=seed), 15)) for seed in (0, 0, 1))
     assert first == again
@@ -115,18 +108,15 @@ def test_a_stream_depends_on_its_seed_alone(photos: Path) -> None:
     assert not {example["drawn"] for example in first} & {example["drawn"] for example in other}
 
 
-def test_worker_processes_share_a_stream(photos: Path) -> None:
+def test_worker_processes_share_a_stream_that_is_long_enough(photos: Path, tmp_path: Path) -> None:
     loader = DataLoader(streamed(photos, keep_file), batch_size=1, num_workers=2)
     batches = list(islice(loader, 2 * (NUM_IMAGES // 2)))
     files = [file for batch in batches for file in batch["file"]]
     assert len(set(files)) == len(files)
     assert len({float(batch["drawn"]) for batch in batches}) == len(batches)
-
-
-def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> None:
-    write_pictures(tmp_path, "1.png")
+    write_pictures(tmp_path / "short", "1.png")
     with pytest.raises(ValueError, match=r"no image for one of 2 workers \(1 processes with 2 workers each\)"):
-        list(islice(DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2), 2))
+        list(islice(DataLoader(streamed(tmp_path / "short", keep_file), batch_size=1, num_workers=2), 2))
 
 
 @pytest.mark.parametrize(
@@ -179,17 +169,16 @@ def test_what_a_stream_has_done_is_not_decoded_and_one_without_images_ends(photo
     assert list(stream) == []
 
 
-def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_missing_image_of_a_stream_stops_it_or_is_left_out(photos, caplog, tmp_path):
     truncate(photos / "03.png", 0.3)
     expect_error(r"03\.png", list, islice(streamed(photos, keep_file), NUM_IMAGES), error=OSError)
     files = files_of(islice(streamed(photos, keep_file, skip_unreadable=True), NUM_IMAGES - 1))
     assert len(set(files)) == NUM_IMAGES - 1
     assert "03.png" not in files
     assert "03.png" in caplog.text
-
-
-def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(tmp_path: Path) -> None:
-    dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
-    expect_error("an image is missing", list, islice(streamed(tmp_path, keep_file), 4))
+    # A missing image is handled in the same way.
+    rows = tmp_path / "rows"
+    dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(rows / "train.parquet")
+    expect_error("an image is missing", list, islice(streamed(rows, keep_file), 4))
     # The stream has returned the images of two epochs.
-    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4
+    assert len(list(islice(streamed(rows, keep_file, skip_unreadable=True), 4))) == 4

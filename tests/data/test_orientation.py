@@ -25,6 +25,7 @@ from hf_vit.data.formats import orientation as module
 from hf_vit.data.formats.boxes import CORNERS
 
 from ..helpers.datasets import write_image
+from .errors import expect_error
 
 
 Turn = PILImage.Transpose
@@ -161,34 +162,38 @@ def panoptic(folder: Path, scene: Scene) -> Loader:
     return load_universal_segmentation
 
 
-def polygons(folder: Path, scene: Scene) -> Loader:
+def of_coco(load: Loader, annotate: Callable[..., dict], has_size: bool = True, **category: Any) -> Writer:
+    """Return a writer of COCO files."""
+
+    def write(folder: Path, scene: Scene) -> Loader:
+        write_coco(folder, scene, annotate(scene), has_size, **category)
+        return load
+
+    return write
+
+
+def polygon(scene: Scene) -> dict[str, Any]:
     x1, y1, x2, y2 = scene.box
-    write_coco(folder, scene, {"segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]], "iscrowd": 0})
-    return load_universal_segmentation
+    return {"segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]], "iscrowd": 0}
 
 
-def run_lengths(folder: Path, scene: Scene) -> Loader:
+def run_lengths(scene: Scene) -> dict[str, Any]:
     runs = coco_mask.encode(np.asfortranarray(scene.in_frame(scene.labels) == 1).astype(np.uint8))
-    write_coco(folder, scene, {"segmentation": {"size": runs["size"], "counts": runs["counts"].decode()}})
-    return load_universal_segmentation
+    return {"segmentation": {"size": runs["size"], "counts": runs["counts"].decode()}}
 
 
-def depth(folder: Path, scene: Scene) -> Loader:
+def keypoints(scene: Scene) -> dict[str, Any]:
+    return {"bbox": scene.xywh, "keypoints": np.ravel(scene.points).tolist(), "area": 20}
+
+
+def depth(folder: Path, scene: Scene, is_array: bool = False) -> Loader:
     scene.write_image(folder / "train" / "images" / "a.png")
-    write_image(folder / "train" / "depths" / "a.png", scene.in_frame(scene.labels).astype(np.uint16) * 1000)
+    values, file = scene.in_frame(scene.labels), folder / "train" / "depths" / "a.png"
+    write_image(file, values.astype(np.uint16) * 1000)
+    if is_array:
+        file.unlink()
+        np.save(file.with_suffix(".npy"), values.astype(np.float32))
     return load_depth_estimation
-
-
-def depth_array(folder: Path, scene: Scene) -> Loader:
-    scene.write_image(folder / "train" / "images" / "a.png")
-    (folder / "train" / "depths").mkdir()
-    np.save(folder / "train" / "depths" / "a.npy", scene.in_frame(scene.labels).astype(np.float32))
-    return load_depth_estimation
-
-
-def coco(folder: Path, scene: Scene, has_size: bool = True) -> Loader:
-    write_coco(folder, scene, {"bbox": scene.xywh}, has_size)
-    return load_object_detection
 
 
 def voc(folder: Path, scene: Scene, has_size: bool = True) -> Loader:
@@ -225,50 +230,33 @@ def table_of_shares(folder: Path, scene: Scene) -> Loader:
     return partial(load_object_detection, bbox_format="yolo")
 
 
-def keypoints_of(scene: Scene) -> list[int]:
-    return [value for point in scene.points for value in point]
-
-
-def coco_keypoints(folder: Path, scene: Scene) -> Loader:
-    annotation = {"bbox": scene.xywh, "keypoints": keypoints_of(scene), "area": 20}
-    write_coco(folder, scene, annotation, keypoints=["a", "b", "c"])
-    return load_keypoint_detection
-
-
 def keypoint_table(folder: Path, scene: Scene) -> Loader:
-    write_table(folder, scene, {"bbox": [scene.xywh], "keypoints": [keypoints_of(scene)]})
+    write_table(folder, scene, {"bbox": [scene.xywh], "keypoints": [np.ravel(scene.points).tolist()]})
     return load_keypoint_detection
 
 
 def landmarks(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "a.png")
     names = [f"{axis}{number}" for number in range(3) for axis in "xyv"]
-    values = [*keypoints_of(scene), *scene.box]
+    values = [*np.ravel(scene.points), *scene.box]
     header = ",".join(["file_name", *names, "x_min", "y_min", "x_max", "y_max"])
     (folder / "train.csv").write_text(f"{header}\na.png,{','.join(map(str, values))}\n")
     return load_keypoint_detection
 
 
-def coco_without_size(folder: Path, scene: Scene) -> Loader:
-    return coco(folder, scene, has_size=False)
-
-
-def voc_without_size(folder: Path, scene: Scene) -> Loader:
-    return voc(folder, scene, has_size=False)
-
-
-def table_without_size(folder: Path, scene: Scene) -> Loader:
-    return table(folder, scene, has_size=False)
-
-
-SIZED = {
-    semantic: check_maps, regions: check_maps, panoptic: check_masks, polygons: check_masks,
-    run_lengths: check_masks, depth: check_maps, depth_array: check_maps, coco: check_boxes, voc: check_boxes,
-    table: check_boxes, table_of_shares: check_boxes, coco_keypoints: check_keypoints, keypoint_table: check_keypoints
-}  # fmt: skip
-UNSIZED = {
-    coco_without_size: check_boxes, voc_without_size: check_boxes, yolo: check_boxes, table_without_size: check_boxes,
-    landmarks: check_keypoints
+in_coco = partial(of_coco, load_object_detection, lambda scene: {"bbox": scene.xywh})
+CHECKS: dict[str, tuple[Writer, Callable[[Scene, dict[str, Any]], None]]] = {
+    "semantic": (semantic, check_maps), "regions": (regions, check_maps), "panoptic": (panoptic, check_masks),
+    "polygons": (of_coco(load_universal_segmentation, polygon), check_masks),
+    "run lengths": (of_coco(load_universal_segmentation, run_lengths), check_masks),
+    "depth": (depth, check_maps), "depth array": (partial(depth, is_array=True), check_maps),
+    "coco": (in_coco(), check_boxes), "voc": (voc, check_boxes), "table": (table, check_boxes),
+    "table of shares": (table_of_shares, check_boxes), "keypoint table": (keypoint_table, check_keypoints),
+    "coco keypoints": (of_coco(load_keypoint_detection, keypoints, keypoints=["a", "b", "c"]), check_keypoints),
+    "coco without size": (in_coco(has_size=False), check_boxes),
+    "voc without size": (partial(voc, has_size=False), check_boxes),
+    "table without size": (partial(table, has_size=False), check_boxes),
+    "yolo without size": (yolo, check_boxes), "landmarks without size": (landmarks, check_keypoints)
 }  # fmt: skip
 
 
@@ -292,11 +280,11 @@ def only_example(data: TargetData) -> dict[str, Any]:
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("size", [WIDE, SQUARE], ids=["wide", "square"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("write", [*SIZED, *UNSIZED], ids=lambda write: write.__name__)
-def test_annotations_show_what_the_upright_image_shows(write, orientation, size, frame, tmp_path, warnings):
-    check, scene = {**SIZED, **UNSIZED}[write], Scene(orientation, size, frame)
+@pytest.mark.parametrize("name", CHECKS)
+def test_annotations_show_what_the_upright_image_shows(name, orientation, size, frame, tmp_path, warnings):
+    (write, check), scene = CHECKS[name], Scene(orientation, size, frame)
     load = write(tmp_path, scene)
-    is_decided = orientation == 1 or (write in SIZED and size == WIDE and orientation > 4)
+    is_decided = orientation == 1 or ("without size" not in name and size == WIDE and orientation > 4)
     if is_decided or frame == "displayed":
         check(scene, only_example(load(str(tmp_path))))
         assert len(warnings) == (not is_decided)
@@ -342,7 +330,7 @@ def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) 
     load = semantic(tmp_path / "masks", scene)
     write_image(tmp_path / "masks" / "train" / "masks" / "a.png", np.zeros((5, 5), np.uint8))
     scene.frame_size = (30, 20)
-    coco(tmp_path / "boxes", scene)
+    CHECKS["coco"][0](tmp_path / "boxes", scene)
     for choice in ("auto", *FRAMES):
         with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map has 5 x 5"):
             load(str(tmp_path / "masks"), annotation_orientation=choice).examples("train")[0]
@@ -350,26 +338,22 @@ def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) 
             load_object_detection(str(tmp_path / "boxes"), annotation_orientation=choice).examples("train")[0]
 
 
-def test_wrong_boxes_of_turned_images_stay_wrong(tmp_path: Path) -> None:
-    scene = Scene(6, WIDE, "stored")
+def test_wrong_boxes_of_turned_images_stay_wrong_and_choices_are_checked(tmp_path: Path) -> None:
     for number, box in enumerate(([5, 4, -3, 2], [2, 2, 30, 2])):
-        write_coco(tmp_path / str(number), scene, {"bbox": box})
-        with pytest.raises(ValueError, match="1 of 1 boxes have no area or exceed their image"):
-            load_object_detection(str(tmp_path / str(number)))
-
-
-def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
+        write_coco(tmp_path / str(number), Scene(6, WIDE, "stored"), {"bbox": box})
+        message = "1 of 1 boxes have no area or exceed their image"
+        expect_error(message, load_object_detection, str(tmp_path / str(number)))
     load = semantic(tmp_path, Scene(1, WIDE, "stored"))
     for choice in ("upright", None):
-        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Use 'auto', 'stored' or"):
-            load(str(tmp_path), annotation_orientation=choice)
+        message = r"annotation_orientation=.* is unknown. Use 'auto', 'stored' or"
+        expect_error(message, load, str(tmp_path), annotation_orientation=choice)
 
 
 def test_tiff_is_turned_like_other_formats(tmp_path: Path) -> None:
     for orientation in range(1, 9):
         folder, scene = tmp_path / str(orientation), Scene(orientation, WIDE, "stored", "TIFF")
-        for number, (write, check) in enumerate([(semantic, check_maps), (coco, check_boxes)]):
+        for number, (write, check) in enumerate([CHECKS["semantic"], CHECKS["coco"]]):
             load = write(folder / str(number), scene)
             check(scene, only_example(load(str(folder / str(number)), annotation_orientation="stored")))
         scene = Scene(orientation, WIDE, "displayed", "TIFF")
-        check_boxes(scene, only_example(coco_without_size(folder, scene)(str(folder))))
+        check_boxes(scene, only_example(CHECKS["coco without size"][0](folder, scene)(str(folder))))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 
 import datasets
@@ -13,6 +14,11 @@ from hf_vit.data import hold_out, load_image_classification
 
 from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
 from .errors import expect_error
+
+
+USUAL_COLUMNS = (
+    "image label, image_path labels, path class, file category, filename target, file_name fine_label, Image label"
+)
 
 
 def load(source: Path, **options) -> DatasetDict:
@@ -48,18 +54,11 @@ def write_csv(file: Path, columns: list[str], *rows: list, delimiter: str = ",")
         csv.writer(stream, delimiter=delimiter).writerows([columns, *rows])
 
 
-@pytest.mark.parametrize(
-    ("place", "options"),
-    [
-        (".", {}),
-        (".", {"packed": True}),
-        (".", {"spelling": "."}),
-        (".", {"spelling": ".", "packed": True}),
-        ("MNIST/raw", {}),
-        (".", {"prefix": "qmnist-", "packed": True}),
-    ],
-)
-def test_idx_files_give_their_pixels_and_labels(tmp_path, place, options):
+@pytest.mark.parametrize("place", [".", "MNIST/raw"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"spelling": "."}, {"prefix": "qmnist-"}])
+def test_idx_files_give_their_pixels_and_labels(tmp_path, place, packed, options):
+    options = {**options, "packed": packed}
     train = write_idx(tmp_path / place, "train", [2, 0, 1, 1], **options)
     test = write_idx(tmp_path / place, "t10k", [1, 2], **options)
     splits = load(tmp_path)
@@ -71,71 +70,54 @@ def test_idx_files_give_their_pixels_and_labels(tmp_path, place, options):
     assert classes(splits) == ["0", "1", "2"]
 
 
-def test_idx_files_unpacked_are_read_rather_than_those_packed_beside_them(tmp_path):
-    write_idx(tmp_path, "train", [0, 1, 2], packed=True)
-    pixels = write_idx(tmp_path, "train", [0, 1])
-    assert np.array_equal(np.asarray(load(tmp_path)["train"][0]["image"]), pixels[0])
-    write_idx_file(tmp_path / "train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))  # images need not be square
-    assert np.array_equal(np.asarray(load(tmp_path)["train"][1]["image"]), np.arange(12, 24).reshape(3, 4))
-
-
-def test_several_sets_of_idx_files_are_refused(tmp_path):
+def test_of_several_idx_files_the_unpacked_are_read_and_several_sets_are_refused(tmp_path):
     write_idx(tmp_path / "letters", "train", [1, 2, 3])
-    # Class numbers that do not start at 0 become class names.
-    assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]
+    assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]  # class numbers become names, from whichever number
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
     write_idx(tmp_path, "train", [1, 2, 3], prefix="qmnist-")
     expect_error(r"idx files of several datasets: '.*/MNIST/raw', '.*/qmnist-'\. Give the fol", load, tmp_path)
     assert classes(load(tmp_path / "MNIST")) == ["0", "1"]
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1], prefix="qmnist-")
     expect_error(r"several datasets: '.*/MNIST/raw', '.*/MNIST/raw/qmnist-'", load, tmp_path / "MNIST")
+    both = tmp_path / "both"
+    write_idx(both, "train", [0, 1, 2], packed=True)
+    pixels = write_idx(both, "train", [0, 1])
+    assert np.array_equal(np.asarray(load(both)["train"][0]["image"]), pixels[0])
+    write_idx_file(both / "train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))  # images need not be square
+    assert np.array_equal(np.asarray(load(both)["train"][1]["image"]), np.arange(12, 24).reshape(3, 4))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kind", ["images-idx3", "labels-idx1"])
-def test_a_truncated_idx_file_is_named(tmp_path, kind, packed):
-    write_idx(tmp_path, "train", [0, 1, 0, 1], packed=packed)
-    file = next(tmp_path.glob(f"*{kind}*"))
-    truncate(file, 0.8)
-    expect_error(rf"{file.name} (is truncated|cannot be decompressed).*Download it again", load, tmp_path)
+def test_bad_idx_files_are_named(tmp_path):
+    for kind, packed in product(("images-idx3", "labels-idx1"), (False, True)):
+        write_idx(tmp_path / f"{kind}-{packed}", "train", [0, 1, 0, 1], packed=packed)
+        file = next((tmp_path / f"{kind}-{packed}").glob(f"*{kind}*"))
+        truncate(file, 0.8)
+        expect_error(rf"{file.name} (is truncated|cannot be decompressed).*Download it again", load, file.parent)
+    folder, labels = tmp_path / "wrong", tmp_path / "wrong" / "train-labels-idx1-ubyte"
+    write_idx(folder, "train", [0, 1])
+    write_idx_file(labels, np.array([0, 1, 0]))
+    expect_error(r"images-idx3-ubyte contains 2 images, but .*-ubyte contains 3 labels", load, folder)
+    labels.write_bytes(b"<html>")
+    expect_error(r"labels-idx1-ubyte starts with the bytes 3c 68 74 6d instead of 00 00 08 01", load, folder)
+    labels = labels.rename(f"{labels}.gz")
+    expect_error(r"labels-idx1-ubyte\.gz cannot be decompressed: Not a gzipped file", load, folder)
+    labels.unlink()
+    expect_error(r"train-images-idx3-ubyte has no matching idx file of labels", load, folder)
 
 
-def test_a_file_that_is_no_idx_file_is_named(tmp_path):
-    write_idx(tmp_path, "train", [0, 1])
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"<html>")
-    expect_error(r"labels-idx1-ubyte starts with the bytes 3c 68 74 6d instead of 00 00 08 01", load, tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").rename(tmp_path / "train-labels-idx1-ubyte.gz")
-    expect_error(r"labels-idx1-ubyte\.gz cannot be decompressed: Not a gzipped file", load, tmp_path)
-
-
-def test_idx_files_must_come_in_pairs_of_equal_number(tmp_path):
-    write_idx(tmp_path, "train", [0, 1])
-    write_idx_file(tmp_path / "train-labels-idx1-ubyte", np.array([0, 1, 0]))
-    expect_error(r"images-idx3-ubyte contains 2 images, but .*-ubyte contains 3 labels", load, tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").unlink()
-    expect_error(r"train-images-idx3-ubyte has no matching idx file of labels", load, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("train", "validation", "test"),
-    [
+def test_parquet_files_say_their_split_or_are_one_training_set(tmp_path):
+    for files in (
         ("data/train-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet", "data/test-0.parquet"),
         ("train.parquet", "val.parquet", "test.parquet"),
         ("train/0000.parquet", "dev/0000.parquet", "test/0000.parquet"),
-    ],
-)
-def test_parquet_files_say_their_split(tmp_path, train, validation, test):
-    for name, labels in ((train, [0, 1, 1]), (validation, [1]), (test, [0, 0])):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        dataset_of(labels, ["dog", "cat"]).to_parquet(tmp_path / name)
-    splits = load(tmp_path)
-    assert by_split(splits) == {"train": ["dog", "cat", "cat"], "validation": ["cat"], "test": ["dog", "dog"]}
-    assert np.array_equal(np.asarray(splits["train"][2]["image"]), np.asarray(picture(2)))
-
-
-def test_parquet_files_that_say_no_split_are_one_training_set(tmp_path):
+    ):
+        folder = tmp_path / files[1].replace("/", "-")
+        for name, labels in zip(files, ([0, 1, 1], [1], [0, 0]), strict=True):
+            dataset_of(labels, ["dog", "cat"]).to_parquet(folder / name)
+        splits = load(folder)
+        assert by_split(splits) == {"train": ["dog", "cat", "cat"], "validation": ["cat"], "test": ["dog", "dog"]}
+        assert np.array_equal(np.asarray(splits["train"][2]["image"]), np.asarray(picture(2)))
     folder = tmp_path / "odd [name]"
-    folder.mkdir()
     dataset_of([0, 1], ["dog", "cat"]).to_parquet(folder / "0.parquet")
     dataset_of([1], ["dog", "cat"]).to_parquet(folder / "1.parquet")
     assert names(load(folder), "train") == ["dog", "cat", "cat"]
@@ -144,20 +126,15 @@ def test_parquet_files_that_say_no_split_are_one_training_set(tmp_path):
 
 def test_parquet_without_the_metadata_of_datasets(tmp_path):
     content = [encoded(picture(number)) for number in range(3)]
-    plain = datasets.Dataset.from_dict(
-        {"img": [{"bytes": image, "path": "a.png"} for image in content], "labels": [2, 0, 2]},
-        features=Features({"img": {"bytes": Value("binary"), "path": Value("string")}, "labels": Value("int32")}),
-    )
-    plain.to_parquet(tmp_path / "train.parquet")
+    images = Features({"img": {"bytes": Value("binary"), "path": Value("string")}, "labels": Value("int32")})
+    columns = {"img": [{"bytes": image, "path": "a.png"} for image in content], "labels": [2, 0, 2]}
+    datasets.Dataset.from_dict(columns, features=images).to_parquet(tmp_path / "train.parquet")
     bare = datasets.Dataset.from_dict({"image": content, "class": ["0", "2", "2"]})
     bare.cast_column("image", Value("binary")).to_parquet(tmp_path / "test.parquet")
     splits = load(tmp_path)
-    assert (names(splits, "train"), names(splits, "test")) == (["2", "0", "2"], ["0", "2", "2"])
-    assert classes(splits) == ["0", "2"]
+    assert (by_split(splits), classes(splits)) == ({"train": list("202"), "test": list("022")}, ["0", "2"])
     assert np.array_equal(np.asarray(splits["test"][1]["image"]), np.asarray(picture(1)))
-
-
-def test_parquet_files_that_are_truncated_or_empty_are_named(tmp_path):
+    # Truncated and empty files are named.
     dataset_of([0, 1], ["dog", "cat"]).to_parquet(tmp_path / "train.parquet")
     dataset_of([0, 1], ["dog", "cat"]).select([]).to_parquet(tmp_path / "test.parquet")
     expect_error(r"'test' cannot be read from '.*/test.parquet': .*no data", load, tmp_path)
@@ -165,29 +142,21 @@ def test_parquet_files_that_are_truncated_or_empty_are_named(tmp_path):
     expect_error(r"'train' cannot be read from '.*/train.parquet': Parquet magic bytes", load, tmp_path)
 
 
-def test_several_label_columns_ask_for_one(tmp_path):
+def test_columns_of_other_names_or_contents_are_named_and_chosen(tmp_path):
     cifar = dataset_of([0, 1], ["apple", "bear"], "img", "fine_label")
     cifar = cifar.add_column("coarse_label", [1, 0], feature=ClassLabel(names=["animal", "fruit"]))
-    cifar.to_parquet(tmp_path / "train.parquet")
-    expect_error(
-        r"several possible columns: 'fine_label', 'coarse_label'. Set label_column_name to one", load, tmp_path
-    )
-    assert names(load(tmp_path, label_column_name="coarse_label"), "train") == ["fruit", "animal"]
-    assert names(load(tmp_path, label_column_name="fine_label"), "train") == ["apple", "bear"]
-
-
-def test_columns_that_are_missing_or_hold_something_else_are_named(tmp_path):
+    cifar.to_parquet(tmp_path / "cifar.parquet")
+    message = r"several possible columns: 'fine_label', 'coarse_label'. Set label_column_name to one"
+    expect_error(message, load, tmp_path / "cifar.parquet")
+    for column, labels in (("coarse_label", ["fruit", "animal"]), ("fine_label", ["apple", "bear"])):
+        assert names(load(tmp_path / "cifar.parquet", label_column_name=column), "train") == labels
     file = tmp_path / "train.parquet"
     dataset_of(["a", "b"], None, "picture", "kind").to_parquet(file)
     expect_error(r"'train' has no column of a usual name \(label, .*\), only 'picture', 'kind'", load, file)
-    with pytest.raises(
-        ValueError, match=r"no column 'species', only 'picture', 'kind'. Set label_column_name to one of these\."
-    ):
-        load(file, label_column_name="species")
-    with pytest.raises(
-        ValueError, match=r"no encoded images in the column 'kind', which is of type Value\('string'\)"
-    ):
-        load(file, image_column_name="kind", label_column_name="kind")
+    message = r"no column 'species', only 'picture', 'kind'. Set label_column_name to one of these\."
+    expect_error(message, load, file, label_column_name="species")
+    message = r"no encoded images in the column 'kind', which is of type Value\('string'\)"
+    expect_error(message, load, file, image_column_name="kind", label_column_name="kind")
     assert classes(load(file, label_column_name="kind")) == ["a", "b"]
 
 
@@ -200,31 +169,16 @@ def test_saved_datasets_are_opened(tmp_path):
     DatasetDict({"full": train}).save_to_disk(tmp_path / "full")  # single split with an unusual name
     assert list(load(tmp_path / "full")) == ["train"]
     DatasetDict({"full": train, "small": train}).save_to_disk(tmp_path / "two")
-    message = r"splits 'full', 'small' are unknown. Rename them to one of train, training"
-    expect_error(message, load, tmp_path / "two")
+    expect_error("'full', 'small' are unknown. Rename them to one of train, training", load, tmp_path / "two")
 
 
-@pytest.mark.parametrize(
-    ("path_column", "label_column"),
-    [
-        ("image", "label"),
-        ("image_path", "labels"),
-        ("path", "class"),
-        ("file", "category"),
-        ("filename", "target"),
-        ("file_name", "fine_label"),
-        ("Image", "label"),
-    ],
-)
-def test_csv_with_usual_columns(tmp_path, path_column, label_column):
-    write_pictures(tmp_path, "images/0.png", "images/1.png")
-    write_csv(tmp_path / "list.csv", [path_column, label_column], ["images/0.png", "dog"], ["images/1.png", "cat"])
-    splits = load(tmp_path / "list.csv")
-    assert (names(splits, "train"), classes(splits)) == (["dog", "cat"], ["cat", "dog"])
-    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
-
-
-def test_tables_of_other_kinds(tmp_path):
+def test_csv_with_usual_columns_and_tables_of_other_kinds(tmp_path):
+    for columns in USUAL_COLUMNS.split(", "):
+        write_pictures(tmp_path, "images/0.png", "images/1.png")
+        write_csv(tmp_path / "list.csv", columns.split(), ["images/0.png", "dog"], ["images/1.png", "cat"])
+        splits = load(tmp_path / "list.csv")
+        assert (names(splits, "train"), classes(splits)) == (["dog", "cat"], ["cat", "dog"])
+        assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
     write_pictures(tmp_path, "0.png", "1.png", "2.png")
     rows = [["0.png", 10], ["1.png", 9], ["2.png", 10]]
     write_csv(tmp_path / "tabs.tsv", ["path", "label"], *rows, delimiter="\t")
@@ -235,13 +189,10 @@ def test_tables_of_other_kinds(tmp_path):
     for name in ("tabs.tsv", "semicolons.csv", "bom.csv", "lines.jsonl"):
         splits = load(tmp_path / name)
         assert (names(splits, "train"), classes(splits)) == (["10", "9", "10"], ["9", "10"])
-
-
-@pytest.mark.parametrize("label", ["NA", "null", "None", "nan", "007"])
-def test_a_label_of_a_table_is_text_and_nothing_else(tmp_path, label):
-    write_pictures(tmp_path, "0.png", "1.png")
-    write_csv(tmp_path / "list.csv", ["image", "label"], ["0.png", label], ["1.png", "1"])
-    assert names(load(tmp_path / "list.csv"), "train") == [label, "1"]
+    # A label is text, whatever it resembles.
+    for label in ("NA", "null", "None", "nan", "007"):
+        write_csv(tmp_path / "list.csv", ["image", "label"], ["0.png", label], ["1.png", "1"])
+        assert names(load(tmp_path / "list.csv"), "train") == [label, "1"]
 
 
 def test_folders_with_a_table_for_each_split(tmp_path):
@@ -283,98 +234,79 @@ def test_tables_with_other_columns_ask_for_them(tmp_path):
     assert classes(load(file, image_column_name="id", label_column_name="class")) == ["x", "y"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_a_malformed_table_is_named(tmp_path):
+    for name, content, message in (
         ("a.csv", b"image,label\n", "a.csv has no rows"),
         ("a.csv", b"", "a.csv has no rows"),
         (
             "a.csv",
             b"image,label\n0.png,cat, black\n",
-            "has 1 rows with more or fewer cells than its header; the first is",
+            "1 rows with more or fewer cells than its header; the first is",
         ),
         ("a.csv", b"image,label\n0.png,cat\n1.png\n", "the first is row 2"),
         ("a.csv", "image,label\n0.png,épagneul\n".encode("latin-1"), "a.csv is not valid UTF-8 text"),
         ("a.jsonl", b'{"image": "0.png"}\n{"image": \n', "a.jsonl, line 2 is not a JSON object"),
         ("a.jsonl", b'{"image": "0.png", "label": 1}\n3\n', "a.jsonl, line 2 is not a JSON object"),
         ("a.jsonl", b'{"image": "0.png", "label": [1]}\n', r"a.jsonl, row 1, has the label \[1\]"),
-    ],
-)
-def test_a_malformed_table_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    expect_error(message, load, tmp_path / name)
+    ):
+        (tmp_path / name).write_bytes(content)
+        expect_error(message, load, tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("train", "validation", "test"),
-    [("train", "validation", "test"), ("training", "val", "testing"), ("Train", "dev", "Test")],
-)
-def test_folders_of_splits_and_classes(tmp_path, train, validation, test):
-    write_pictures(tmp_path / train, "b/1.png", "b/0.png", "a/2.png")
-    write_pictures(tmp_path / validation, "a/3.png")
-    write_pictures(tmp_path / test, "b/4.png", "a/5.png")
-    splits = load(tmp_path)
-    assert by_split(splits) == {"train": ["a", "b", "b"], "validation": ["a"], "test": ["a", "b"]}
-    # Images are sorted by name, so b/0.png is the first one.
-    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
+def test_folders_of_splits_and_classes(tmp_path):
+    for split_names in (("train", "validation", "test"), ("training", "val", "testing"), ("Train", "dev", "Test")):
+        folder = tmp_path / split_names[1]
+        train, validation, test = (folder / name for name in split_names)
+        write_pictures(train, "b/1.png", "b/0.png", "a/2.png")
+        write_pictures(validation, "a/3.png")
+        write_pictures(test, "b/4.png", "a/5.png")
+        splits = load(folder)
+        assert by_split(splits) == {"train": ["a", "b", "b"], "validation": ["a"], "test": ["a", "b"]}
+        # Images are sorted by name, so b/0.png is the first one.
+        assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
+    # Class folders without splits are training data; a test split may be the only split.
+    write_pictures(tmp_path / "0", "train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG")
+    write_pictures(tmp_path / "1", "test/b/0.png", "test/a/1.png")
+    for name, expected in (("0", {"train": ["bus", "test-tube", "test-tube", "train"]}), ("1", {"test": ["a", "b"]})):
+        splits = load(tmp_path / name)
+        assert by_split(splits) == expected
+        assert classes(splits) == list(dict.fromkeys(next(iter(expected.values()))))
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (
-            ["train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG"],
-            {"train": ["bus", "test-tube", "test-tube", "train"]},  # class folders without splits are training data
-        ),
-        (["test/b/0.png", "test/a/1.png"], {"test": ["a", "b"]}),  # only a test split
-    ],
-)
-def test_what_folders_of_pictures_mean(tmp_path, files, expected):
-    write_pictures(tmp_path, *files)
-    splits = load(tmp_path)
-    assert by_split(splits) == expected
-    assert classes(splits) == list(dict.fromkeys(next(iter(expected.values()))))
-
-
-def test_hidden_files_and_folders_are_ignored_and_links_followed(tmp_path, caplog):
+def test_links_are_followed_hidden_files_ignored_and_paths_absolute(tmp_path, caplog, monkeypatch):
     write_pictures(tmp_path / "data", "a/0.png", "a/._0.png", "a/.thumbnails/1.png", ".cache/2.png", "b/3.png")
     write_pictures(tmp_path / "elsewhere", "4.png")
     (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere")
     assert names(load(tmp_path / "data"), "train") == ["a", "b", "c"]
     assert not caplog.records
-
-
-def test_images_stay_where_they_are_when_the_working_directory_changes(tmp_path, monkeypatch):
-    write_pictures(tmp_path / "data", "a/0.png", "b/1.png")
-    write_csv(tmp_path / "data.csv", ["image", "label"], ["data/a/0.png", "a"], ["data/b/1.png", "b"])
+    # Loaded images do not depend on the working directory.
+    write_pictures(tmp_path / "photos", "a/0.png", "b/1.png")
+    write_csv(tmp_path / "data.csv", ["image", "label"], ["photos/a/0.png", "a"], ["photos/b/1.png", "b"])
     monkeypatch.chdir(tmp_path)
-    loaded = [load(Path(source)) for source in ("data", "data.csv")]
+    loaded = [load(Path(source)) for source in ("photos", "data.csv")]
     monkeypatch.chdir("/")
     for splits in loaded:
         assert splits["train"][0]["image"].size == (8, 6)
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "empty", "message"),
     [
-        (["notes.txt"], r"contains no image: no file ends in .bmp, .gif"),
-        (["0.png"], r"only images without a class \('0.png'\). Put the images into one folder per"),
-        (["0.png", "train/0.png", "test/a/1.png"], r"train contains only images without a class \('0.png'\)"),
-        (["a/0.png", "d/1.png", "b/", "c/deep/"], r"without an image: 'b', 'c'. Remove them, or add images"),
+        ([], [], r"contains no image: no file ends in .bmp, .gif"),
+        (["0.png"], [], r"only images without a class \('0.png'\). Put the images into one folder per"),
+        (["0.png", "train/0.png", "test/a/1.png"], [], r"train contains only images without a class \('0.png'\)"),
+        (["a/0.png", "d/1.png"], ["b", "c/deep"], r"without an image: 'b', 'c'. Remove them, or add images"),
     ],
 )
-def test_folders_without_images_are_refused(tmp_path, files, message):
-    for file in files:
-        if file.endswith("/"):
-            (tmp_path / file).mkdir(parents=True)
-        elif file.endswith(".txt"):
-            (tmp_path / file).touch()
-        else:
-            write_pictures(tmp_path, file)
+def test_folders_without_images_are_refused(tmp_path, files, empty, message):
+    write_pictures(tmp_path, *files)
+    for place in empty:
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "notes.txt").touch()
     expect_error(message, load, tmp_path)
 
 
-def test_what_is_left_out_of_a_folder_is_said(tmp_path, caplog):
+def test_what_is_left_out_of_a_folder_is_said_and_a_table_is_named(tmp_path, caplog):
     write_pictures(tmp_path, *(f"train/{name}.png" for name in ("a/0", "b/1", "2")), "extra/a/3.png", "test/2.png")
     write_pictures(tmp_path, "val/a/3.png")
     (tmp_path / "train" / "a" / "photo.heic").touch()
@@ -385,33 +317,29 @@ def test_what_is_left_out_of_a_folder_is_said(tmp_path, caplog):
         "because their images are not in class folders: 'test'"
     ):  # fmt: skip
         assert message in caplog.text
+    folder = tmp_path / "table"  # the error about a folder around a table names the table
+    write_pictures(folder, "images/0.png", "images/1.png")
+    write_csv(folder / "data.csv", ["image", "label"], ["images/0.png", "a"], ["images/1.png", "b"])
+    expect_error(r"without a split in its name. Give the path of the table: '.*/data.csv'", load, folder)
+    assert names(load(folder / "data.csv"), "train") == ["a", "b"]
+    write_pictures(folder, "others/2.png")
+    assert classes(load(folder)) == ["images", "others"]  # with two class folders, the CSV table is ignored
 
 
-def test_a_folder_around_a_table_names_the_table(tmp_path):
-    write_pictures(tmp_path, "images/0.png", "images/1.png")
-    write_csv(tmp_path / "data.csv", ["image", "label"], ["images/0.png", "a"], ["images/1.png", "b"])
-    expect_error(r"without a split in its name. Give the path of the table: '.*/data.csv'", load, tmp_path)
-    assert names(load(tmp_path / "data.csv"), "train") == ["a", "b"]
-    write_pictures(tmp_path, "others/2.png")
-    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the CSV table is ignored
-
-
-def test_a_class_may_be_missing_from_test_but_not_from_train(tmp_path):
+def test_wrong_classes_and_labels_are_named(tmp_path):
     write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "train/c/2.png", "test/a/3.png")
     assert classes(load(tmp_path)) == ["a", "b", "c"]
     write_pictures(tmp_path, "test/B/4.png", "test/x/5.png")
     expect_error(r"differ. Only in 'test': 'B', 'x'. Only in 'train': 'b', 'c'", load, tmp_path)
-
-
-def test_labels_out_of_range_or_of_another_type_are_named(tmp_path):
+    file = tmp_path / "train.parquet"
     for labels, count, first in (([0, 1, 5, 7], 2, "5 at index 2"), ([0, -1, 1, 1], 1, "-1 at index 1")):
         plain = dataset_of(labels).cast_column("label", Value("int64"))
         table = plain.data.table.replace_schema_metadata(dataset_of([0], ["a", "b"]).data.table.schema.metadata)
-        datasets.Dataset(datasets.table.InMemoryTable(table)).to_parquet(tmp_path / "train.parquet")
-        expect_error(f"{count} of 4 labels of the split 'train' .* the first is {first}. Labels of", load, tmp_path)
+        datasets.Dataset(datasets.table.InMemoryTable(table)).to_parquet(file)
+        expect_error(f"{count} of 4 labels of the split 'train' .* the first is {first}. Labels of", load, file)
     fractions = dataset_of([0, 1]).remove_columns("label").add_column("label", [0.5, 0.7])
-    fractions.to_parquet(tmp_path / "train.parquet")
-    expect_error(r"labels of the split 'train' are of type Value\('float64'\)", load, tmp_path / "train.parquet")
+    fractions.to_parquet(file)
+    expect_error(r"labels of the split 'train' are of type Value\('float64'\)", load, file)
 
 
 def test_class_names_may_be_in_another_order_or_unused_and_other_files_are_ignored(tmp_path, caplog):
@@ -445,46 +373,38 @@ def test_empty_splits_and_single_classes_are_refused(tmp_path):
     assert classes(load(tmp_path / "scored")) == ["cat"]  # one class is enough for evaluation, but not for training
 
 
-def test_images_are_called_by_their_paths(tmp_path):
+def test_images_are_called_by_their_paths_or_numbers(tmp_path):
     write_pictures(tmp_path, "folder/train/a/0.png", "folder/train/b/1.png", "folder/test/a/2.png")
-    splits = load(tmp_path / "folder")
     folder = tmp_path / "folder"
+    splits = load(folder)
     assert splits["train"]["file"][:] == [f"{folder}/train/a/0.png", f"{folder}/train/b/1.png"]
     assert splits["test"]["file"][:] == [f"{folder}/test/a/2.png"]
     write_csv(tmp_path / "list.csv", ["image", "label"], ["folder/train/b/1.png", "b"], ["folder/train/a/0.png", "a"])
     assert load(tmp_path / "list.csv")["train"]["file"][:] == splits["train"]["file"][::-1]
-
-
-def test_images_that_are_no_files_are_called_by_the_path_beside_them_or_their_number(tmp_path):
     content = [{"bytes": encoded(picture(0)), "path": path} for path in ("cat.png", None, "")] + [None]
     features = Features({"image": Image(), "label": Value("string")})
-    datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(
-        tmp_path / "test.parquet"
-    )
-    assert load(tmp_path)["test"]["file"][:] == ["cat.png", *(f"image {number} of test" for number in (1, 2, 3))]
-
-
-def test_files_stay_with_their_images(tmp_path):
-    write_pictures(tmp_path, *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
-    train = load(tmp_path)["train"]
+    file = tmp_path / "test.parquet"
+    datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(file)
+    assert load(file)["test"]["file"][:] == ["cat.png", *(f"image {n} of test" for n in (1, 2, 3))]
+    # Files stay with their images.
+    write_pictures(tmp_path / "own", *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
+    train = load(tmp_path / "own")["train"]
     for split in (*hold_out(train, 0.5).values(), train.shuffle(seed=0).select(range(3))):
         for file, image, label in zip(split["file"], split["image"], split["label"], strict=True):
             assert (file, Path(file).parent.name) == (image.filename, "ab"[label])
 
 
-def test_a_path_that_does_not_exist_says_what_lies_there(tmp_path):
+def test_paths_that_do_not_exist_and_options_that_do_not_apply_are_refused(tmp_path):
     write_pictures(tmp_path / "clothing", "a/0.png")
     with pytest.raises(FileNotFoundError, match=r"no file or folder '.*/clothign'. Did you mean '.*/clothing'\?"):
         load(tmp_path / "clothign")
     expect_error(r"Did you mean '.*/clothing'\?", load, tmp_path / "cloting" / "train", error=FileNotFoundError)
     expect_error(r"has no 'birds'. It contains 'clothing'", load, tmp_path / "birds", error=FileNotFoundError)
-
-
-def test_options_that_do_not_apply_are_refused(tmp_path):
-    write_pictures(tmp_path, "a/0.png", "b/1.png")
-    expect_error(r"dataset_revision='v1' is for datasets on the Hub", load, tmp_path, dataset_revision="v1")
+    folder = tmp_path / "pets"
+    write_pictures(folder, "a/0.png", "b/1.png")
+    expect_error(r"dataset_revision='v1' is for datasets on the Hub", load, folder, dataset_revision="v1")
     with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' is for datasets on the Hub"):
-        load(tmp_path, dataset_config_name="plain_text")
-    expect_error(r"no column 'photo', only 'image', 'label'", load, tmp_path, image_column_name="photo")
-    (tmp_path / "data.zip").touch()
-    expect_error(r"data.zip is a file of an unknown format. Give one of .parquet, .csv", load, tmp_path / "data.zip")
+        load(folder, dataset_config_name="plain_text")
+    expect_error(r"no column 'photo', only 'image', 'label'", load, folder, image_column_name="photo")
+    (folder / "data.zip").touch()
+    expect_error(r"data.zip is a file of an unknown format. Give one of .parquet, .csv", load, folder / "data.zip")
