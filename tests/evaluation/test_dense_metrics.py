@@ -16,6 +16,7 @@ from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.evaluation.detection import InstanceMetric
 from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
+from ..data.errors import expect_error
 from ..helpers import dense
 from ..helpers.dense import NAMES, NUM_IMAGES, THINGS, masks_of
 from .reference import evaluate_coco, score
@@ -41,15 +42,10 @@ def test_semantic_scores_equal_hand_computed_ones_and_other_classes_are_refused(
     metric = SemanticSegmentationMetric(["a", "b", "c", "d"])
     target = [[0, 0, 0, 1], [1, 255, 255, 0]]
     prediction = [[0, 0, 1, 1], [1, 3, 0, 2]]
-    assert score(metric, (prediction, target)) == pytest.approx(
-        {
-            # Class c occurs only in predictions, and class d only in ignored pixels.
-            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,
-            "pixel_accuracy": 4 / 6,
-            "mean_accuracy": (2 / 4 + 1) / 2,
-            "mean_dice": (4 / 6 + 4 / 5 + 0) / 3,
-        }
-    )
+    # Class c occurs only in predictions, and class d only in ignored pixels.
+    expected = {"mean_iou": (2 / 4 + 2 / 3 + 0) / 3, "pixel_accuracy": 4 / 6, "mean_accuracy": (2 / 4 + 1) / 2}
+    expected["mean_dice"] = (4 / 6 + 4 / 5 + 0) / 3
+    assert score(metric, (prediction, target)) == pytest.approx(expected)
     scores = metric.per_class()
     assert scores["a"] == pytest.approx({"iou": 1 / 2, "accuracy": 1 / 2, "dice": 2 / 3})
     assert scores["c"] == pytest.approx({"iou": 0, "accuracy": math.nan, "dice": 0}, nan_ok=True)
@@ -58,8 +54,7 @@ def test_semantic_scores_equal_hand_computed_ones_and_other_classes_are_refused(
     metric = SemanticSegmentationMetric(["a", "b"], ignore_index=9)
     with pytest.raises(ValueError, match=r"The target has .* outside of the 2 classes \(0 to 1\): -1, 255\."):
         metric.record([[0, 1, 1, 1]], [[0, 255, -1, 9]])
-    with pytest.raises(ValueError, match=r"The prediction has .*: 2\."):
-        metric.record([[2, 3]], [[0, 9]])
+    expect_error(r"The prediction has .*: 2\.", metric.record, [[2, 3]], [[0, 9]])
 
 
 def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[int, list[float]]:
@@ -88,7 +83,7 @@ def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[
     return sums
 
 
-def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
+def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() -> None:
     images = [dense.panoptic_image(number) for number in range(NUM_IMAGES)]
     metric = PanopticMetric(NAMES, THINGS)
     scores = score(metric, *images)
@@ -106,21 +101,18 @@ def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
     per_class = metric.per_class()
     assert per_class["cat"]["pq"] == pytest.approx(quality[2])
     assert math.isnan(per_class["ghost"]["pq"])
-
-
-def test_panoptic_scores_are_those_of_torchmetrics_where_every_pixel_has_a_segment() -> None:
-    images, expected = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
+    # Scores equal those of torchmetrics if every pixel has a segment.
+    pairs, judge = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
     info = [{"id": i, "label_id": i} for i in range(4)]
     for number in range(NUM_IMAGES):
         generator = np.random.default_rng(number)
         target = generator.integers(0, 4, (6, 8)).repeat(16, axis=0).repeat(16, axis=1)
         prediction = np.where(generator.random(target.shape) < 0.2, generator.integers(0, 4, target.shape), target)
         masks = np.stack([target == i for i in range(4)])
-        images.append(
-            ({"segmentation": prediction, "segments_info": info}, {"masks": masks, "class_labels": range(4)})
-        )
-        expected.update(*(torch.from_numpy(np.stack([m, np.zeros_like(m)], -1))[None] for m in (prediction, target)))
-    assert score(PanopticMetric(NAMES, THINGS), *images)["pq"] == pytest.approx(expected.compute().item(), abs=1e-6)
+        segments = {"segmentation": prediction, "segments_info": info}
+        pairs.append((segments, {"masks": masks, "class_labels": range(4)}))
+        judge.update(*(torch.from_numpy(np.stack([m, np.zeros_like(m)], -1))[None] for m in (prediction, target)))
+    assert score(PanopticMetric(NAMES, THINGS), *pairs)["pq"] == pytest.approx(judge.compute().item(), abs=1e-6)
 
 
 def test_a_mostly_void_segment_is_no_false_positive_and_wrong_segments_are_refused() -> None:
@@ -140,23 +132,19 @@ def test_a_mostly_void_segment_is_no_false_positive_and_wrong_segments_are_refus
         metric.record(nothing, {"masks": masks, "class_labels": [0, 1]})
     with pytest.raises(ValueError, match=r"ids that are missing from segments_info: \[7\]"):
         metric.record({**nothing, "segmentation": np.full((4, 4), 7)}, {"masks": masks[:0], "class_labels": []})
-    with pytest.raises(ValueError, match=r"The set of thing_ids has .*: 2\."):
-        PanopticMetric(["a", "b"], [2])
+    expect_error(r"The set of thing_ids has .*: 2\.", PanopticMetric, ["a", "b"], [2])
 
 
 def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
-    count = len(objects["masks"])
-    scores, crowds = objects.get("scores", np.zeros(count)), objects.get("is_crowd", np.zeros(count))
-    return [
-        {
-            "category_id": int(label),
-            "segmentation": run_lengths.encode(np.asfortranarray(mask, dtype=np.uint8)),
-            "area": mask.sum(),
-            "score": score,
-            "iscrowd": is_crowd,
-        }
-        for mask, label, score, is_crowd in zip(objects["masks"], objects["class_labels"], scores, crowds, strict=True)
-    ]
+    zeros = np.zeros(len(objects["masks"]))
+    columns = {
+        "category_id": map(int, objects["class_labels"]),
+        "segmentation": [run_lengths.encode(np.asfortranarray(mask, dtype=np.uint8)) for mask in objects["masks"]],
+        "area": [mask.sum() for mask in objects["masks"]],
+        "score": objects.get("scores", zeros),
+        "iscrowd": objects.get("is_crowd", zeros),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def test_instance_scores_are_those_of_pycocotools() -> None:
@@ -241,7 +229,7 @@ def test_depth_scores_are_the_means_of_images(alignment: Any) -> None:
     assert scores == pytest.approx({name: np.mean([one[name] for one in expected]) for name in scores}, abs=1e-9)
 
 
-def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
+def test_a_wrong_scale_costs_nothing_after_alignment_and_crops_count_what_is_inside() -> None:
     target = dense.depth_image(0)[1]
     depth = np.where(np.isfinite(target) & (target > 0), target, 1.0)
     assert score(DepthMetric(alignment="median"), (0.01 * depth, target))["abs_rel"] == pytest.approx(0, abs=1e-12)
@@ -251,9 +239,6 @@ def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
     for alignment in ("median", "scale_shift"):  # no scale can be fitted to a constant prediction
         scores = score(DepthMetric(max_depth=80, alignment=alignment), (np.zeros_like(depth), target))
         assert all(math.isfinite(value) for value in scores.values())
-
-
-def test_crop_counts_only_what_is_inside() -> None:
     for crop, shape, inside in (
         ("eigen", (480, 640), np.s_[45:471, 41:601]),
         ("eigen", (240, 320), np.s_[22:235, 20:300]),
@@ -267,14 +252,9 @@ def test_crop_counts_only_what_is_inside() -> None:
 
 
 def test_depth_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"crop='nyu' is unknown\. Choose None or one of eigen"):
-        DepthMetric(crop="nyu")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="alignment='mean' is unknown"):
-        DepthMetric(alignment="mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="min_depth=2 must be above 0 and below max_depth=1"):
-        DepthMetric(min_depth=2, max_depth=1)
-    with pytest.raises(ValueError, match="needs max_depth"):
-        DepthMetric(alignment="scale_shift")
-    with pytest.raises(ValueError, match="not finite"):
-        DepthMetric().record([[math.nan]], [[1.0]])
+    expect_error(r"crop='nyu' is unknown\. Choose None or one of eigen", DepthMetric, crop="nyu")
+    expect_error("alignment='mean' is unknown", DepthMetric, alignment="mean")
+    expect_error("min_depth=2 must be above 0 and below max_depth=1", DepthMetric, min_depth=2, max_depth=1)
+    expect_error("needs max_depth", DepthMetric, alignment="scale_shift")
+    expect_error("not finite", DepthMetric().record, [[math.nan]], [[1.0]])
     assert DepthMetric().record([[math.nan]], [[0.0]]) == {}

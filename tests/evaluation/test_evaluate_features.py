@@ -126,9 +126,7 @@ def test_what_cannot_be_evaluated_is_reported(workplace: Path, tmp_path: Path) -
     cut = extract_to(encoder, workplace / "colors", tmp_path / "cut")
     (cut / "test-00001-of-00003.parquet").unlink()
     photos = extract_to(encoder, tmp_path / "photos", tmp_path / "of_photos")
-    pets, of_other = (
-        extract_to(model, tmp_path / "pets", tmp_path / f"by_{model.name}") for model in (encoder, other)
-    )
+    pets, of_other = (extract_to(own, tmp_path / "pets", tmp_path / f"by_{own.name}") for own in (encoder, other))
     for folders, message in (
         ([cut], r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
         ([photos, photos], "have no class labels"),

@@ -68,9 +68,7 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path, tmp_pat
     assert np.shape(splits["test"][:2]["patches"]) == (2, 16, 32)
 
 
-def test_half_precision_is_the_same_rounded_and_patches_of_padding_do_not_count(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_half_precision_is_the_same_rounded_and_patches_of_padding_do_not_count(workplace, tmp_path):
     names = ["mean", "patches"]
     half = extract_to(workplace / "encoder", workplace / "colors", tmp_path / "half", features=names, dtype="float16")
     rounded, exact = rows_of(half, "test"), rows_of(workplace / "features", "test")
@@ -136,9 +134,8 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     finished = run_command("features extract", workplace, *command, processes=2)
     assert finished.returncode == 0, finished.stderr
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
-    assert said == [
-        f"Saved features ({', '.join(ALL)}) of images (36 of train, 21 of test) to {tmp_path / 'features'}"
-    ]
+    kinds, place = ", ".join(ALL), tmp_path / "features"
+    assert said == [f"Saved features ({kinds}) of images (36 of train, 21 of test) to {place}"]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
     del found["features.json"], expected["features.json"]  # contains the paths of the images
     assert found == expected
@@ -184,19 +181,14 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     assert growth < 100  # MiB of memory, which varies by up to 50 MiB between runs
 
 
-def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(tmp_path: Path) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTModel(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     dataset_of([1, 0, -1], ["zebra", "ape"]).to_parquet(tmp_path / "train.parquet")
     named = extract_to(tmp_path / "vit", tmp_path / "train.parquet", tmp_path / "named", features=["cls"])
     rows = rows_of(named, "train").to_pylist()
-    assert [(row["file"], row["label"], len(row["cls"])) for row in rows] == [
-        ("image 0 of train", "ape", 16),
-        ("image 1 of train", "zebra", 16),
-        ("image 2 of train", None, 16),
-    ]
+    found = [(row["file"], row["label"], len(row["cls"])) for row in rows]
+    assert found == [(f"image {number} of train", label, 16) for number, label in enumerate(("ape", "zebra", None))]
     # Unreadable images are named in the error, or skipped on request.
     encoder = save_encoder(tmp_path / "encoder")
     write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")

@@ -14,13 +14,12 @@ NAMES = list("abcd")
 
 
 def filled(metric: LabelValueMetric, logits: np.ndarray, labels: np.ndarray) -> LabelValueMetric:
-    metric.update(
-        metric.record(torch.from_numpy(row), label.tolist()) for row, label in zip(logits, labels, strict=True)
-    )
+    pairs = zip(torch.from_numpy(logits), labels.tolist(), strict=True)
+    metric.update(metric.record(*pair) for pair in pairs)
     return metric
 
 
-def test_scores_of_several_labels() -> None:
+def test_scores_of_several_labels_count_no_missing_labels() -> None:
     rng = np.random.default_rng(0)
     # Logits are rounded, which creates ties.
     logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)
@@ -36,9 +35,7 @@ def test_scores_of_several_labels() -> None:
         abs=1e-12,
     )
     assert metric.per_class()["b"]["f1"] == pytest.approx(metrics.f1_score(labels[:, 1], answers[:, 1]))
-
-
-def test_missing_labels_count_for_nothing() -> None:
+    # Missing labels count for nothing.
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(N, K)), (rng.random((N, K)) < 0.4).astype(float)
     labels[rng.random((N, K)) < 0.3] = np.nan
@@ -57,14 +54,9 @@ def test_scores_of_values_and_of_a_constant_answer() -> None:
     labels = rng.normal(50, 10, (N, K))
     values = labels + rng.normal(size=(N, K))
     scores = filled(RegressionMetric(NAMES), values, labels).compute()
-    assert scores == pytest.approx(
-        {
-            "loss": metrics.mean_squared_error(labels, values),
-            "r2": metrics.r2_score(labels, values),
-            "mae": metrics.mean_absolute_error(labels, values),
-            "rmse": metrics.root_mean_squared_error(labels, values),
-        }
-    )
+    names = {"loss": "mean_squared_error", "r2": "r2_score", "mae": "mean_absolute_error"}
+    names["rmse"] = "root_mean_squared_error"
+    assert scores == pytest.approx({key: getattr(metrics, name)(labels, values) for key, name in names.items()})
     labels[: N // 2, 0] = np.nan
     metric = filled(RegressionMetric(NAMES), values, labels)
     expected = metrics.r2_score(labels[N // 2 :, 0], values[N // 2 :, 0])

@@ -12,12 +12,14 @@ from hf_vit.data.formats.keypoints import COCO_SIGMAS
 from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.evaluation.keypoints import KeypointMetric, default_oks_sigmas
 
+from ..data.errors import expect_error
 from ..helpers.dense import NUM_IMAGES
 from ..helpers.objects import KEYPOINTS, NAMES, OKS_SIGMAS, detection_image, pose, random_boxes
 from .reference import evaluate_coco, score
 
 
 BOX = [10, 10, 110, 110]
+RESULTS = ("precision", "recall")
 
 
 def target(*boxes: list[float], labels: list[int] | None = None, **values: Any) -> dict[str, Any]:
@@ -30,20 +32,15 @@ def prediction(*scored: tuple[list[float], float], labels: list[int] | None = No
 
 def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
     boxes, zeros = objects["boxes"], np.zeros(len(objects["boxes"]))
-    areas = objects.get("areas", np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
-    columns = zip(
-        objects["class_labels"], areas, objects.get("scores", zeros), objects.get("is_crowd", zeros), strict=True
-    )
-    return [
-        {
-            "category_id": int(label),
-            "bbox": [*box[:2], *(box[2:] - box[:2])],
-            "area": area,
-            "score": score,
-            "iscrowd": int(is_crowd),
-        }
-        for box, (label, area, score, is_crowd) in zip(boxes, columns, strict=True)
-    ]
+    sides = boxes[:, 2:] - boxes[:, :2]
+    columns = {
+        "category_id": map(int, objects["class_labels"]),
+        "bbox": np.concatenate([boxes[:, :2], sides], axis=1).tolist(),
+        "area": objects.get("areas", np.prod(sides, axis=1)),
+        "score": objects.get("scores", zeros),
+        "iscrowd": map(int, objects.get("is_crowd", zeros)),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -62,21 +59,12 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
     reference = evaluate_coco("bbox", range(len(NAMES)), truths, found)
     expected = np.where(reference.stats[:9] < 0, np.nan, reference.stats[:9])
     assert list(scores.values()) == pytest.approx(expected.tolist(), abs=1e-12, nan_ok=True)
-    precision, recall = (
-        np.where(values < 0, np.nan, values) for values in map(reference.eval.get, ("precision", "recall"))
-    )
-    assert metric.per_class() == {
-        name: pytest.approx(
-            {
-                "ap": precision[:, :, label, 0, -1].mean(),
-                "ap_50": precision[0, :, label, 0, -1].mean(),
-                "ar_100": recall[:, label, 0, -1].mean(),
-            },
-            abs=1e-12,
-            nan_ok=True,
-        )
-        for label, name in enumerate(NAMES)
-    }
+    precisions, recalls = (np.where(values < 0, np.nan, values) for values in map(reference.eval.get, RESULTS))
+    for label, name in enumerate(NAMES):
+        precision, recall = precisions[:, :, label, 0, -1], recalls[:, label, 0, -1]
+        expected = {"ap": precision.mean(), "ap_50": precision[0].mean(), "ar_100": recall.mean()}
+        assert metric.per_class()[name] == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert list(metric.per_class()) == NAMES
 
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
@@ -96,7 +84,7 @@ def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: flo
     assert math.isnan(scores["map_medium"])
 
 
-def test_what_is_invented_counts() -> None:
+def test_false_positives_areas_and_crowds_count() -> None:
     images = [(prediction((BOX, 0.5)), target(BOX)), (prediction((BOX, 0.9)), target())]
     assert score(DetectionMetric(["cell"]), *images)["map"] == pytest.approx(1 / 2)
     unseen = (prediction(), target(BOX))
@@ -108,9 +96,7 @@ def test_what_is_invented_counts() -> None:
     for turned in ([110, 110, 10, 10], [10, 110, 110, 10]):
         found = prediction((turned, 0.9), (BOX, 0.8))
         assert score(DetectionMetric(["cell"]), (found, target(BOX)))["map"] == pytest.approx(1 / 2)
-
-
-def test_areas_and_crowds_are_those_of_the_target() -> None:
+    # Areas and crowds are those of the target.
     for areas, size in (({}, "medium"), ({"areas": [900.0]}, "small")):
         image = prediction(([0, 0, 40, 40], 0.5)), target([0, 0, 40, 40], **areas)
         scores = score(DetectionMetric(["cell"]), image)
@@ -164,13 +150,9 @@ def truth(of: np.ndarray = POINTS, image_id: int = 1) -> dict[str, Any]:
 def coco_annotation(points: np.ndarray, target: dict[str, Any], sure: float = 0) -> dict[str, Any]:
     left, top, right, bottom = target["box"]
     return {
-        "category_id": 1,
-        "keypoints": points.flatten().tolist(),
-        "num_keypoints": (points[:, 2] > 0).sum(),
-        "bbox": [left, top, right - left, bottom - top],
-        "area": target["area"],
-        "score": sure,
-    }
+        "category_id": 1, "keypoints": points.flatten().tolist(), "num_keypoints": (points[:, 2] > 0).sum(),
+        "bbox": [left, top, right - left, bottom - top], "area": target["area"], "score": sure
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(0, 12, 2))
@@ -222,10 +204,8 @@ def test_sigmas_of_people_are_those_of_coco_and_what_does_not_fit_is_refused() -
     assert list(COCO_SIGMAS.values()) == pytest.approx(Params("keypoints").kpt_oks_sigmas.tolist())
     assert default_oks_sigmas(list(COCO_SIGMAS)[::-1]) == list(COCO_SIGMAS.values())[::-1]
     assert default_oks_sigmas(["nose", "tail"]) == [0.05, 0.05]
-    with pytest.raises(ValueError, match=r"oks_sigmas=\[0.1, 0.2\] must be 4 positive numbers"):
-        KeypointMetric(FACE, [0.1, 0.2])
-    with pytest.raises(ValueError, match="pck_threshold=0 must be positive"):
-        KeypointMetric(FACE, pck_threshold=0)
+    expect_error(r"oks_sigmas=\[0.1, 0.2\] must be 4 positive numbers", KeypointMetric, FACE, [0.1, 0.2])
+    expect_error("pck_threshold=0 must be positive", KeypointMetric, FACE, pck_threshold=0)
     with pytest.raises(ValueError, match=r"normalize has the unknown keypoint 'ear'\. Choose two of left_eye"):
         KeypointMetric(FACE, normalize=("nose", "ear"))
     with pytest.raises(ValueError, match=r"predicted keypoints have the shape \(3, 2\) instead of \(4, 2\)"):
@@ -250,10 +230,8 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no labeled nose
-
-
-def test_every_labeled_keypoint_counts_alike_and_objects_without_a_length_do_not() -> None:
-    one_off, eyes_alone = found((15, 0)), POINTS * [[1], [1], [0], [0]]
+    # Every labeled keypoint counts alike, and objects without a length do not count.
+    one_off = found((15, 0))
     scores = score(KeypointMetric(FACE), (one_off, truth()), (found(of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == pytest.approx(4 / 5)
     assert scores["nme"] == pytest.approx(15 / 80 / 5)

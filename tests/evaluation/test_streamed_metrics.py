@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from .reference import score
 
 
 METRICS = {**dense.METRICS, **objects.METRICS}
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a prediction or target with changed values."""
+    return {key: change(item) for key, item in value.items()} if isinstance(value, dict) else change(value)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -39,10 +45,7 @@ def test_neither_batches_nor_order_change_a_score(name: str) -> None:
 def test_two_processes_score_as_one(kind: Any, tmp_path: Path) -> None:
     name = kind.__name__.rpartition(".")[2]
     distributed.finish(distributed.start("score_predictions", tmp_path, name, processes=2), tmp_path)
-    alone = {
-        name: score(make_metric(), *map(image, range(NUM_IMAGES)))
-        for name, (make_metric, image) in kind.METRICS.items()
-    }
+    alone = {key: score(make(), *map(image, range(NUM_IMAGES))) for key, (make, image) in kind.METRICS.items()}
     assert scores_of_processes(kind.METRICS, batch_size=4) == alone
     for rank in range(2):
         assert json.loads((tmp_path / f"process_{rank}.json").read_text()) == alone
@@ -63,23 +66,19 @@ def test_without_images_scores_are_nan_and_nothing_is_printed(name: str, capfd: 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_tensors_of_low_precision_score_as_arrays(name: str) -> None:
-    def as_tensors(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: as_tensors(item) for key, item in value.items()}
+    def as_tensor(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             return value
         tensor = torch.from_numpy(value)
         return tensor.bfloat16().requires_grad_() if tensor.is_floating_point() else tensor
 
-    def as_arrays(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: as_arrays(item) for key, item in value.items()}
+    def as_array(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.detach().double().numpy() if is_float else value
 
     make_metric, image = METRICS[name]
-    tensors = [tuple(map(as_tensors, image(number))) for number in (0, 5)]
-    arrays = [tuple(map(as_arrays, own)) for own in tensors]
+    tensors = [[mapped(as_tensor, part) for part in image(number)] for number in (0, 5)]
+    arrays = [[mapped(as_array, part) for part in own] for own in tensors]
     assert score(make_metric(), *tensors) == pytest.approx(score(make_metric(), *arrays), rel=0, abs=0, nan_ok=True)
 
 
@@ -89,13 +88,11 @@ def test_a_record_does_not_grow_with_the_pixels_and_another_size_is_refused(name
     prediction, target = image(0)
 
     def enlarged(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: enlarged(item) for key, item in value.items()}
         is_map = isinstance(value, np.ndarray) and value.ndim > 1
         return value.repeat(4, axis=-1).repeat(4, axis=-2) if is_map else value
 
     small = len(pickle.dumps(make_metric().record(prediction, target)))
-    large = len(pickle.dumps(make_metric().record(enlarged(prediction), enlarged(target))))
+    large = len(pickle.dumps(make_metric().record(mapped(enlarged, prediction), mapped(enlarged, target))))
     # The number of runs of a mask grows at most with the length of its contour.
     assert large < small * (6 if name == "instance" else 1.1)
     with pytest.raises(ValueError, match=r"112x130 and 120x146\. Resize the prediction"):

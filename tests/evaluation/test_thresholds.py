@@ -35,27 +35,18 @@ def test_no_other_threshold_is_much_better(seed: int) -> None:
     assert best_threshold(scores[order], correct[order], 150) == found
 
 
-@pytest.mark.parametrize(
-    "scores",
-    [
-        [0.9999, 0.9998, 0.9997],
-        [0.00012345, 0.000123449, 0.000123448],
-        [0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)],  # adjacent float32 values
-        [1.2, 1.1, 0.3],
-        [1.0, 0.9999999, 0.9999998],
-    ],
-)
-def test_it_lies_between_the_right_scores(scores: list[float]) -> None:
+def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
     correct = [True, True, False]
-    values = np.array(scores, dtype=np.float32)
-    found = best_threshold(values, correct, 2)
-    assert found is not None
-    assert 0 <= found.value <= 1
-    assert (values > found.value).tolist() == (torch.from_numpy(values) > found.value).tolist() == correct
-    assert found.quality == 1
-
-
-def test_it_lies_in_the_middle_of_a_gap_and_without_a_right_prediction_there_is_none() -> None:
+    adjacent = [0.5, np.nextafter(np.float32(0.25), np.float32(1)), 0.25]  # adjacent float32 values
+    tiny = [0.00012345, 0.000123449, 0.000123448]
+    for scores in ([0.9999, 0.9998, 0.9997], tiny, adjacent, [1.2, 1.1, 0.3], [1.0, 0.9999999, 0.9999998]):
+        values = np.array(scores, dtype=np.float32)
+        found = best_threshold(values, correct, 2)
+        assert found is not None
+        assert 0 <= found.value <= 1
+        assert (values > found.value).tolist() == (torch.from_numpy(values) > found.value).tolist() == correct
+        assert found.quality == 1
+    # It lies in the middle of a gap. Without a right prediction there is none.
     assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
     assert best_threshold([0.9], [False], 3) is None
@@ -104,12 +95,9 @@ def truth(*boxes: list[float], label: int = 0, crowds: tuple[bool, ...] = ()) ->
 def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away() -> None:
     box, crowd = [10, 10, 30, 30], [100, 100, 180, 180]
     metric = DetectionMetric(["a", "b"])
-    image = (
-        detections((box, 0.8), (shifted(box, 2), 0.6), (FAR, 0.5), ([110, 110, 120, 120], 0.9)),
-        truth(box, crowd, crowds=(False, True)),
-    )
+    found = detections((box, 0.8), (shifted(box, 2), 0.6), (FAR, 0.5), ([110, 110, 120, 120], 0.9))
     wrong = detections((box, 0.7)), truth(box, label=1)
-    metric.update([metric.record(*image)])
+    metric.update([metric.record(found, truth(box, crowd, crowds=(False, True)))])
     # The threshold lies between 0.8 and the score of the duplicate box. The crowd annotation is ignored.
     assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
