@@ -1,7 +1,6 @@
 """Maps of patches: equal to the attention of the model, to PCA of scikit-learn, and to plain loops."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from hf_vit.visualize import (
 from hf_vit.visualize.attention import Attention
 from hf_vit.visualize.patches import patch_at, principal_components
 
+from ..data.errors import expect_error
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
@@ -92,52 +92,41 @@ def test_an_image_in_a_padded_batch_is_as_alone() -> None:
     torch.testing.assert_close(heat, gradient_rollout(model, alone)[0])
 
 
-@pytest.mark.parametrize("model_class", [HfViTForUniversalSegmentation, HfViTForObjectDetection])
-def test_queries_of_a_head_look_at_themselves_before_they_join(model_class: type[HfViTPreTrainedModel]) -> None:
+def test_models_of_all_tasks_look_as_the_model_inside_and_queries_of_a_head_at_themselves_before_they_join() -> None:
     config = small_config()
-    model = lively(model_class(config))
     images = pixels(config, 2, (3, 4)).double()
-    with torch.no_grad():
-        own = model(images, output_attentions=True).attentions
-    weights = record_attention(model, images)[1].weights
-    assert weights.shape == (3, 4, 13 + 5, 13 + 5)
-    assert torch.equal(weights[1:], torch.stack(own[1:])[:, 1])
-    assert torch.equal(weights[0, :, :13, :13], own[0][1])
-    assert torch.equal(weights[0, :, 13:], torch.eye(18).double()[13:].expand(4, -1, -1))
-    assert attention_maps(record_attention(model, images)[1]).shape == (3, 4, 3, 4)
+    for model_class in (HfViTBackbone, HfViTForDepthEstimation, HfViTForMaskedImageModeling):
+        model = lively(model_class(config))
+        (found,), (inside,) = record_attention(model, images[:1]), record_attention(model.base_model, images[:1])
+        assert found.weights.shape == (3, 4, 13, 13)
+        torch.testing.assert_close(found.weights, inside.weights)
+    for model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection):
+        model = lively(model_class(config))
+        with torch.no_grad():
+            own = model(images, output_attentions=True).attentions
+        weights = record_attention(model, images)[1].weights
+        assert weights.shape == (3, 4, 13 + 5, 13 + 5)
+        assert torch.equal(weights[1:], torch.stack(own[1:])[:, 1])
+        assert torch.equal(weights[0, :, :13, :13], own[0][1])
+        assert torch.equal(weights[0, :, 13:], torch.eye(18).double()[13:].expand(4, -1, -1))
+        assert attention_maps(record_attention(model, images)[1]).shape == (3, 4, 3, 4)
 
 
-@pytest.mark.parametrize("model_class", [HfViTBackbone, HfViTForDepthEstimation, HfViTForMaskedImageModeling])
-def test_models_of_all_tasks_look_as_the_model_inside_at_the_whole_image(
-    model_class: type[HfViTPreTrainedModel],
-) -> None:
-    config = small_config()
-    model = lively(model_class(config))
-    images = pixels(config, 1, (3, 4)).double()
-    (found,), (inside,) = record_attention(model, images), record_attention(model.base_model, images)
-    assert found.weights.shape == (3, 4, 13, 13)
-    torch.testing.assert_close(found.weights, inside.weights)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_an_image_is_summed_up_by_what_the_model_pools() -> None:
+    patches = dict.fromkeys(range(1, 7), 1 / 6)
+    for options, expected in (
         ({}, {0: 1.0}),
         ({"use_distillation_token": True, "num_register_tokens": 2}, {0: 0.5, 1: 0.5}),
-        ({"pooling": "mean", "use_cls_token": False, "num_register_tokens": 1}, dict.fromkeys(range(1, 7), 1 / 6)),
-        ({"pooling": "attention"}, dict.fromkeys(range(1, 7), 1 / 6)),
+        ({"pooling": "mean", "use_cls_token": False, "num_register_tokens": 1}, patches),
+        ({"pooling": "attention"}, patches),
         ({"pooling": "cls_mean"}, {0: 0.5, **dict.fromkeys(range(1, 7), 1 / 12)}),
-    ],
-)
-def test_an_image_is_summed_up_by_what_the_model_pools(options: dict[str, Any], expected: dict[int, float]) -> None:
-    config = small_config(**options)
-    (recorded,) = record_attention(HfViTModel(config).eval(), pixels(config, 1, (2, 3)))
-    shares = torch.zeros(config.num_prefix_tokens + 6)
-    for token, share in expected.items():
-        shares[token] = share
-    torch.testing.assert_close(recorded.pooled, shares)
-    (half,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
-    assert (half.weights.dtype, half.pooled.dtype) == (torch.float32, torch.float32)
+    ):
+        config = small_config(**options)
+        (recorded,) = record_attention(HfViTModel(config).eval(), pixels(config, 1, (2, 3)))
+        shares = [expected.get(token, 0.0) for token in range(config.num_prefix_tokens + 6)]
+        torch.testing.assert_close(recorded.pooled, torch.tensor(shares))
+        (half,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
+        assert (half.weights.dtype, half.pooled.dtype) == (torch.float32, torch.float32)
 
 
 def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> None:
@@ -149,8 +138,7 @@ def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> N
         assert maps.shape == (3, 2, 2, 3)
         for row, column in np.ndindex(2, 3):
             torch.testing.assert_close(maps[:, :, row, column], attention.weights[:, :, token, 2 + 3 * row + column])
-    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
-        attention_maps(attention, (2, 0))
+    expect_error(r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3", attention_maps, attention, (2, 0))
     # Attention rollout is the product of the attention matrices of all layers.
     product = torch.eye(8).double()
     for layer in attention.weights:
@@ -210,9 +198,7 @@ def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest
     assert not images.requires_grad
     others = gradient_rollout(model, images, [(number + 1) % 5 for number in likeliest])
     assert not torch.allclose(others[0], expected[0])
-
-
-def test_nothing_speaks_for_a_class_that_all_images_have_alike() -> None:
+    # Nothing speaks for a class that all images have alike.
     for pooling in ("cls", "mean", "cls_mean"):
         model = HfViTForImageClassification(small_config(pooling=pooling)).eval()
         torch.nn.init.zeros_(model.classifier.weight)
@@ -224,8 +210,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     config = small_config()
     classifier = HfViTForImageClassification(config).eval()
     for record in (record_attention, gradient_rollout):
-        with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
-            record(HfViTForImageClassification(config).train(), pixels(config))
+        expect_error(r"Call model\.eval\(\)", record, HfViTForImageClassification(config).train(), pixels(config))
     with pytest.raises(ValueError, match="HfViTForDepthEstimation does not predict a class"):
         gradient_rollout(HfViTForDepthEstimation(config).eval(), pixels(config))
     for wrong in ([5, 0], [0], [-1, 0]):
@@ -236,8 +221,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
     for point in ((640, 0), (0, 427), (-1, 5)):
-        with pytest.raises(ValueError, match="outside of the image of 640 x 427 pixels"):
-            patch_at(point, (427, 640), (2, 3))
+        expect_error("outside of the image of 640 x 427 pixels", patch_at, point, (427, 640), (2, 3))
 
 
 def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
@@ -264,8 +248,7 @@ def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> 
     for row, column in np.ndindex(2, 3):
         torch.testing.assert_close(first[row, column], hidden_states[0, 4 + 4 * row + column])
     torch.testing.assert_close(first, patch_features(model, images[:1, :, :16, :24])[0], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
-        patch_features(model.train(), images)
+    expect_error(r"Call model\.eval\(\)", patch_features, model.train(), images)
 
 
 def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all_images() -> None:
@@ -276,8 +259,7 @@ def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all
         first, second = features[1, 2], features[place]
         expected = (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
         assert float(similarity[place]) == pytest.approx(float(expected))
-    with pytest.raises(ValueError, match=r"no patch \(0, 4\)"):
-        patch_similarity(features, (0, 4))
+    expect_error(r"no patch \(0, 4\)", patch_similarity, features, (0, 4))
     features = random_features((3, 4), (5, 2))
     rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
     values = project(rows, 3)
@@ -286,14 +268,11 @@ def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all
     np.testing.assert_allclose(first, expected[:12].reshape(3, 4, 3), atol=1e-9)
     np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
     assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
-    with pytest.raises(ValueError, match="3 patches with 6 features"):
-        feature_colors(random_features((1, 3)))
-
-
-@pytest.mark.parametrize("shape", [(20, 6), (4, 6)])
-def test_principal_components_are_scikit_learns(shape: tuple[int, int]) -> None:
-    rows = random_features((shape[0], 1), size=shape[1])[0][:, 0]
-    components = principal_components(rows, 3)
-    expected = PCA(3, svd_solver="full").fit(rows.numpy())
-    np.testing.assert_allclose(components.abs(), np.abs(expected.components_), atol=1e-9)
-    assert bool((components.gather(1, components.abs().argmax(1, keepdim=True)) > 0).all())
+    expect_error("3 patches with 6 features", feature_colors, random_features((1, 3)))
+    # Principal components are those of scikit-learn, also of fewer rows than columns.
+    for shape in ((20, 6), (4, 6)):
+        rows = random_features((shape[0], 1), size=shape[1])[0][:, 0]
+        components = principal_components(rows, 3)
+        expected = PCA(3, svd_solver="full").fit(rows.numpy())
+        np.testing.assert_allclose(components.abs(), np.abs(expected.components_), atol=1e-9)
+        assert bool((components.gather(1, components.abs().argmax(1, keepdim=True)) > 0).all())

@@ -28,6 +28,8 @@ from hf_vit.visualize.objects import draw_boxes
 from hf_vit.visualize.plots import draw_class_scores
 from hf_vit.visualize.pretraining import draw_reconstructions
 
+from ..data.errors import expect_error
+
 
 GRAY = np.array([128, 128, 128])
 NAMES = ["sky", "$5_$", "cat", "unseen"]
@@ -93,21 +95,15 @@ def test_images_and_predictions_that_do_not_fit_are_refused(tmp_path: Path) -> N
         overlay_segmentation(BLACK, np.zeros((40, 80)), PALETTE)
     with pytest.raises(ValueError, match=r"uint8, not Tensor \(3, 4, 4\) of torch.float32"):
         overlay_segmentation(torch.rand(3, 4, 4), np.zeros((4, 4)), PALETTE)
-    with pytest.raises(ValueError, match="There is no image to draw"):
-        draw_segmentation([], [], [], NAMES, "no.png")
+    expect_error("There is no image to draw", draw_segmentation, [], [], [], NAMES, "no.png")
     segments, file = {"masks": np.zeros((1, 40, 80)), "class_labels": [0]}, tmp_path / "no.png"
-    for draw in (
-        lambda: draw_depth([BLACK], [np.ones((40, 80))], None, file),
-        lambda: draw_segmentation([BLACK], [np.ones((40, 80))], None, NAMES, file),
-        lambda: draw_panoptic([BLACK], [segments], None, NAMES, file),
-    ):
-        with pytest.raises(ValueError, match=r"size 60x60 .* has 40x80\. Resize it to the image size"):
-            draw()
+    sizes = r"size 60x60 .* has 40x80\. Resize it to the image size"
+    expect_error(sizes, draw_depth, [BLACK], [np.ones((40, 80))], None, file)
+    expect_error(sizes, draw_segmentation, [BLACK], [np.ones((40, 80))], None, NAMES, file)
+    expect_error(sizes, draw_panoptic, [BLACK], [segments], None, NAMES, file)
 
 
-def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_path, monkeypatch):
     targets, predictions = [np.full((60, 60), 1), np.full((40, 80), 255)], [np.full((60, 60), 2), np.zeros((40, 80))]
     for name in ("picture.png", "picture.svg"):
         draw_segmentation([BLACK, WIDE], predictions, targets, NAMES, tmp_path / name)
@@ -126,20 +122,17 @@ def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(
         assert picture.format == "PNG"
 
 
-@pytest.mark.parametrize(("shape", "rows"), [((60, 60), 4), ((40, 80), 8), ((90, 30), 2)])
-def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], rows: int, tmp_path: Path) -> None:
-    heights = []
-    for count in (rows - 1, rows, rows + 1):
-        images, maps = [np.zeros((*shape, 3), np.uint8)] * count, [np.zeros(shape)] * count
-        draw_segmentation(images, maps, None, NAMES, tmp_path / "picture.png")
-        with Image.open(tmp_path / "picture.png") as picture:
-            heights.append(picture.height)
-            assert max(picture.size) <= 1600
-    assert heights[0] < heights[1] == heights[2]
-    assert rows <= MAX_ROWS
-
-
-def test_any_number_of_tiles_has_its_pages() -> None:
+def test_pictures_have_no_more_rows_and_tiles_than_can_be_seen(tmp_path: Path) -> None:
+    for shape, rows in (((60, 60), 4), ((40, 80), 8), ((90, 30), 2)):
+        sizes = []
+        for count in (rows - 1, rows, rows + 1):
+            images, maps = [np.zeros((*shape, 3), np.uint8)] * count, [np.zeros(shape)] * count
+            draw_segmentation(images, maps, None, NAMES, tmp_path / "picture.png")
+            with Image.open(tmp_path / "picture.png") as picture:
+                sizes.append(picture.size)
+        assert max(map(max, sizes)) <= 1600
+        assert sizes[0][1] < sizes[1][1] == sizes[2][1]
+        assert rows <= MAX_ROWS
     counts = (*range(1, 13), 19, 40, 77, 100)
     for size, count in product([(128, 168), (480, 380), (960, 500)], counts):
         pages = arrange_pages([Image.new("RGB", size, "blue")] * count)
@@ -162,8 +155,7 @@ def test_a_line_is_as_wide_as_there_is_room() -> None:
         fitted, font = fit_line(line, 128, 14)
         assert font.getlength(fitted) <= 128
         assert (fitted == line) == (len(line) < 40)
-        assert fitted[:3] == line[:3]
-        assert fitted[-5:] == line[-5:]
+        assert (fitted[:3], fitted[-5:]) == (line[:3], line[-5:])
     boxes = draw_boxes(np.zeros((480, 60, 3), np.uint8), [[20, 100, 55, 300]], [0], ["Staffordshire bullterrier"])
     letters = (np.asarray(boxes) > 180).all(axis=-1)  # letters are white on a blue label
     assert letters.any()
@@ -174,7 +166,7 @@ MASKS = np.zeros((3, 60, 60), dtype=bool)
 MASKS[0, :, :30] = MASKS[1, 10:50, 32:58] = MASKS[2, 0:2, 40:42] = True
 
 
-def test_segments_have_their_color_and_an_outline() -> None:
+def test_segments_have_their_color_outline_class_and_score(tmp_path: Path) -> None:
     picture = overlay_segments(BLACK, MASKS[:2], [0, 2], PALETTE, opacity=0.5)
     assert np.abs(picture[30, 10] - PALETTE[0] / 2).max() <= 0.5
     assert np.abs(picture[30, 45] - PALETTE[2] / 2).max() <= 0.5
@@ -184,9 +176,7 @@ def test_segments_have_their_color_and_an_outline() -> None:
         assert (picture[y, x] == 0).all()  # this pixel belongs to no object
     # No outline is drawn along the border of the image.
     assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5
-
-
-def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> None:
+    # Segments bear class and score where there is room.
     ids = np.full((60, 60), -1)
     for number, mask in enumerate(MASKS):
         ids[mask] = number
@@ -231,19 +221,18 @@ def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> Non
     assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # black means no error
 
 
-@pytest.mark.parametrize("relative", [False, True])
-def test_depth_without_a_common_scale_or_truth_has_no_error(relative: bool, tmp_path: Path) -> None:
-    values = np.linspace(1, 5, 3600).reshape(60, 60)
-    draw_depth([BLACK], [values], None, tmp_path / "alone.svg", relative=relative)
-    words = [text for text in texts(tmp_path / "alone.svg") if text.isalpha()]
-    assert words == ["image", "prediction", *(["far", "near", "relative"] if relative else ["meters"])]
-    draw_depth([BLACK], [1 / values], [values], tmp_path / "both.png", relative=True)
-    for part in columns(tmp_path / "both.png", 3)[1:]:
+def test_depth_without_a_common_scale_or_truth_has_no_error(tmp_path: Path) -> None:
+    values, picture = np.linspace(1, 5, 3600).reshape(60, 60), tmp_path / "picture.png"
+    for relative, scale, nothing in ((False, ["meters"], math.nan), (True, ["far", "near", "relative"], 0.0)):
+        draw_depth([BLACK], [values], None, tmp_path / "alone.svg", relative=relative)
+        words = [text for text in texts(tmp_path / "alone.svg") if text.isalpha()]
+        assert words == ["image", "prediction", *scale]
+        # A depth map without valid pixels is gray.
+        draw_depth([BLACK], [np.zeros((60, 60))], [np.full((60, 60), nothing)], picture, relative=relative)
+        assert holds(columns(picture, 1)[0], GRAY)
+    draw_depth([BLACK], [1 / values], [values], picture, relative=True)
+    for part in columns(picture, 3)[1:]:
         assert np.unique(part.reshape(-1, 3), axis=0).shape[0] > 50
-    # A depth map without valid pixels is gray.
-    invalid = np.full((60, 60), 0.0 if relative else math.nan)
-    draw_depth([BLACK], [np.zeros((60, 60))], [invalid], tmp_path / "picture.png", relative=relative)
-    assert holds(columns(tmp_path / "picture.png", 1)[0], GRAY)
 
 
 def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
@@ -254,8 +243,7 @@ def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
     for text in ("0.250", "0.750", "does not occur", "mean 0.500", "Dice"):
         assert text in written
     draw_class_scores({"cat": math.nan}, tmp_path / "absent.png")
-    with pytest.raises(ValueError, match="There is no class to draw"):
-        draw_class_scores({}, tmp_path / "no.png")
+    expect_error("There is no class to draw", draw_class_scores, {}, tmp_path / "no.png")
 
 
 def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted(tmp_path: Path) -> None:

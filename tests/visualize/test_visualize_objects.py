@@ -94,9 +94,7 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
     both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
     for shift in (0, 150):
         assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
-
-
-def test_keypoints_without_label_are_not_drawn_and_those_of_low_score_are_faint() -> None:
+    # Keypoints without a label are not drawn, and those of low score are faint.
     picture = draw_keypoints(GRAY, POINTS, visibility=[2, 1, 0], skeleton=[(0, 2)])
     assert not has(picture, PALETTE[2])
     assert is_like(picture, 300, 100, np.full(3, 255))
