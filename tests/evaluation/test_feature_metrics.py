@@ -29,18 +29,21 @@ def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(30, 16, generator=generator) + centers[torch.arange(30) % 5], known, classes
 
 
-@pytest.mark.parametrize(("count", "temperature"), [(20, 0.07), (1, 0.07), (50, 0.5), (500, 0.07)])
-def test_neighbors_vote_as_those_of_scikit_learn(count: int, temperature: float) -> None:
-    features, known, classes = draw(1)
-    votes = {"metric": "cosine", "weights": lambda distances: np.exp((1 - distances) / temperature)}
-    peer = KNeighborsClassifier(min(count, len(known)), **votes).fit(known.numpy(), classes.numpy())
-    expected = peer.predict(features.numpy()).tolist()
-    assert classify_by_neighbors(features, known, classes, count, temperature).tolist() == expected
-    if count == 20:
-        assert classify_by_neighbors(features, known, classes).tolist() == expected
-        # The expected classes differ from the most frequent class and from the single nearest neighbor.
-        assert len(set(expected)) > 1
-        assert classify_by_neighbors(features, known, classes, 1).tolist() != expected
+@pytest.mark.parametrize("seed", [0, 1])
+def test_neighbors_vote_as_those_of_scikit_learn(seed: int) -> None:
+    features, known, classes = draw(seed)
+    answers = {}
+    for count, temperature in ((20, 0.07), (1, 0.07), (50, 0.5), (500, 0.07), (200, 0.02), (200, 0.5)):
+        votes = {"metric": "cosine", "weights": lambda distances, t=temperature: np.exp((1 - distances) / t)}
+        peer = KNeighborsClassifier(min(count, len(known)), **votes).fit(known.numpy(), classes.numpy())
+        answers[count, temperature] = peer.predict(features.numpy()).tolist()
+        found = classify_by_neighbors(features, known, classes, count, temperature).tolist()
+        assert found == answers[count, temperature]
+    assert classify_by_neighbors(features, known, classes).tolist() == answers[20, 0.07]
+    # The expected classes differ from the most frequent class, and depend on the number of neighbors and temperature.
+    assert len(set(answers[20, 0.07])) > 1
+    assert answers[20, 0.07] != answers[1, 0.07]
+    assert answers[200, 0.02] != answers[200, 0.5]
 
 
 def test_the_score_is_of_images_whose_class_is_known() -> None:
