@@ -1,4 +1,4 @@
-"""Parsing of command lines and argument files."""
+"""Parsing of command lines and argument files, and refusal of wrong values."""
 
 import os
 import sys
@@ -17,6 +17,7 @@ from ..helpers.options import parse_arguments
 
 
 TYPES = (ClassificationArguments, HfViTTrainingArguments)
+PLACES = {"dataset_name": "photos", "output_dir": "out", "use_cpu": True}
 YAML = """
 dataset_name: photos
 preset: tiny
@@ -31,58 +32,47 @@ use_cpu: true
 
 
 def test_a_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(YAML)
-    options, args = parse_arguments(
-        TYPES, [str(tmp_path / "recipe.yaml"), "--preset", "small", "--output_dir", str(tmp_path)]
-    )
+    file, other = tmp_path / "recipe.yaml", tmp_path / "recipe.json"
+    file.write_text(YAML)
+    options, args = parse_arguments(TYPES, [str(file), "--preset", "small", "--output_dir", "out"])
     assert (options.preset, options.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
     assert (options.dataset_name, options.skip_unreadable, options.max_train_samples) == ("photos", True, None)
-    assert args.save_strategy == "no"
-    assert (args.learning_rate, args.label_names) == (5e-4, ["labels", "others"])
-    (tmp_path / "recipe.json").write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
-    options, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
+    assert (args.save_strategy, args.learning_rate, args.label_names) == ("no", 5e-4, ["labels", "others"])
+    other.write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
+    options, _ = parse_arguments(TYPES, [str(other), "--output_dir", "out"])
     assert (options.dataset_name, options.min_crop_scale) == ("photos", 0.5)
 
 
-@pytest.mark.parametrize("has_accelerator", [False, True])
-def test_the_cpu_trains_unasked_where_there_is_nothing_else(
-    has_accelerator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cpu_trains_unasked_where_there_is_nothing_else_and_without_worker_processes_unless_told(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    args = HfViTTrainingArguments(output_dir=str(tmp_path), bf16=not has_accelerator)
-    assert args.use_cpu is not has_accelerator
+    for has_accelerator in (False, True):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda found=has_accelerator: found)
+        assert HfViTTrainingArguments("out", bf16=not has_accelerator).use_cpu is not has_accelerator
+    for workers, expected in (
+        ({}, (0, False)),
+        ({"dataloader_num_workers": 0}, (0, False)),
+        ({"dataloader_num_workers": 2}, (2, True)),
+    ):
+        args = HfViTTrainingArguments("out", use_cpu=True, **workers)
+        assert (args.dataloader_num_workers, args.dataloader_persistent_workers) == expected
 
 
-@pytest.mark.parametrize(
-    ("cores", "launchers", "processes", "expected"),
-    [
+def test_processes_share_the_cores_of_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for cores, launchers, processes, expected in (
         (16, 16, 1, 16),
         (16, 16, 4, 4),  # each process may use all cores
         (4, 16, 4, 4),  # each process is bound to its own cores
         (3, 3, 8, 1),
-    ],
-)
-def test_processes_share_the_cores_of_their_job(
-    cores: int, launchers: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda process: set(range(launchers if process else cores)), raising=False
-    )
-    assert usable_cores() == expected
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert usable_cores() == 64 // processes
-
-
-def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> None:
-    def workers(**options: int) -> tuple[int, bool]:
-        args = HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
-        return args.dataloader_num_workers, args.dataloader_persistent_workers
-
-    assert workers() == workers(dataloader_num_workers=0) == (0, False)
-    assert workers(dataloader_num_workers=2) == (2, True)
+    ):
+        bound = {True: set(range(launchers)), False: set(range(cores))}
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, bound=bound: bound[process > 0], raising=False)
+        monkeypatch.setattr(sys, "platform", "linux")
+        assert usable_cores() == expected
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert usable_cores() == 64 // processes
 
 
 @pytest.mark.parametrize(
@@ -91,26 +81,25 @@ def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> No
         ("dataset_nam3: photos\n", r"Unknown option dataset_nam3\. Did you mean dataset_name "),
         ("- photos\n", r"recipe\.yaml must contain a mapping, with lines such as 'learning_rate: 0\.001'"),
         ("{}", "Set the location of the images: --dataset_name path/to/data"),
-        ("{dataset_name: photos, max_train_samples: 0}", "max_train_samples=0 must be at least 1"),
-        ("{dataset_name: photos, max_eval_samples: 0}", "max_eval_samples=0 must be at least 1"),
-        ("{dataset_name: photos, train_val_split: 1}", r"train_val_split=1\.0 must lie in \[0, 1\)"),
-        (
-            "{dataset_name: photos, skip_unreadable: true, check_images: false}",
-            "skip_unreadable requires check_images=True",
-        ),
+        ("box_errors: drop", "Unknown option box_errors"),
+        ("{dataset_name: photos, eval_delay: soon}", "eval_delay='soon' must be a number"),
+        ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
+        ("classification_loss: hinge", "classification_loss='hinge' must be one of cross_entropy, bce"),
+        ("seed: [1", r"recipe\.yaml is neither YAML nor JSON"),
     ],
 )
-def test_mistakes_are_explained(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(content)
+def test_mistakes_in_files_are_explained(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(content)
     with pytest.raises(ValueError, match=message):
-        parse_arguments(TYPES, [str(tmp_path / "recipe.yaml"), "--use_cpu", "--output_dir", str(tmp_path)])
+        parse_arguments(TYPES, [str(file), "--use_cpu", "--output_dir", "out"])
 
 
-def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
-    args = HfViTTrainingArguments(output_dir=str(tmp_path), early_stopping_patience=3, use_cpu=True)
+def test_early_stopping_keeps_the_best_model() -> None:
+    args = HfViTTrainingArguments("out", early_stopping_patience=3, use_cpu=True)
     assert args.load_best_model_at_end
     assert (args.metric_for_best_model, args.greater_is_better) == ("accuracy", True)
-    assert not HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True).load_best_model_at_end
+    assert not HfViTTrainingArguments("out", use_cpu=True).load_best_model_at_end
 
 
 @pytest.mark.parametrize(
@@ -136,9 +125,9 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     ],
 )
 def test_values_from_python_keep_their_types(name: str, value: Any, expected: Any) -> None:
-    values = {"dataset_name": "photos", "output_dir": "out", "use_cpu": True, name: value}
-    parts = build(ImageClassification.argument_types(), values)
-    found = next(vars(part)[name.replace("-", "_")] for part in parts if name.replace("-", "_") in vars(part))
+    field = name.replace("-", "_")
+    parts = build(ImageClassification.argument_types(), {**PLACES, name: value})
+    (found,) = (vars(part)[field] for part in parts if field in vars(part))
     assert found == expected
     assert type(found) is type(expected) or isinstance(found, str | list)
     assert resolve((HfViTTrainingArguments,), {"fsdp": True}) == {"fsdp": True}
@@ -163,8 +152,38 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"learning_rat": 1}, r"Unknown option learning_rat\. Did you mean learning_rate"),
         ({"lr": 1}, r"Unknown option lr\. Did you mean learning_rate\?"),
         ({"do_train": True}, "do_train is not needed"),
+        ({"max_train_samples": 0}, "max_train_samples=0 must be at least 1"),
+        ({"max_eval_samples": 0}, "max_eval_samples=0 must be at least 1"),
+        ({"train_val_split": 1.0}, r"train_val_split=1\.0 must lie in \[0, 1\)"),
+        ({"skip_unreadable": True, "check_images": False}, "skip_unreadable requires check_images=True"),
+        # Optimizers and schedules
+        ({"layer_decay": 1.5}, r"layer_decay=1\.5 must lie in \(0, 1\]"),
+        ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be more than 0"),
+        ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
+        ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
+        ({"use_muon": True, "optim": "sgd"}, "use_muon=True requires AdamW for the other weights, not optim=sgd"),
+        ({"optim": "schedule_free_adamw"}, r"lr_scheduler_type=cosine\. Use --lr_scheduler_type constant"),
+        # Averaged weights
+        ({"ema_decay": 1.0}, r"ema_decay=1\.0 must lie in \(0, 1\)"),
+        ({"ema_decay": 0.0}, r"ema_decay=0\.0 must lie in \(0, 1\)"),
+        (
+            {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
+            "already averages the weights",
+        ),
+        # Adapters
+        ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
+        ({"lora_rank": 2, "lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
+        # Regularization
+        ({"mixup_alpha": -1.0}, r"mixup_alpha=-1\.0 must be at least 0"),
+        ({"mixing_off_share": 2.0}, r"mixing_off_share=2\.0 must lie in \[0, 1\]"),
+        ({"token_drop_rate": 1.0}, r"token_drop_rate=1\.0 must lie in \[0, 1\)"),
+        ({"bce_target_threshold": 0.0}, r"bce_target_threshold=0\.0 requires --classification_loss bce"),
+        ({"classification_loss": "bce", "bce_target_threshold": 1.0}, r"=1\.0 must lie in \[0, 1\)"),
+        ({"repeated_augmentations": 0}, "repeated_augmentations=0 must be at least 1"),
+        ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(ImageClassification.argument_types(), {"dataset_name": "photos", "output_dir": "out", **values})
+        build(ImageClassification.argument_types(), {**PLACES, **values})

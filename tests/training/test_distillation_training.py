@@ -253,10 +253,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "headless"], "was not trained as a classifier. Its features can still be distilled"),
         (["--teacher", "headless_swin"], "was not trained as a classifier. Its features can still be distilled"),
         (["--teacher", "blind"], "has no image processor, which defines its preprocessing"),
-        (
-            ["--teacher", "foreign"],
-            "has custom code and can be loaded only by running it. Read the code and, if",
-        ),
+        (["--teacher", "foreign"], "has custom code and can be loaded only by running it. Read the code and, if"),
         (["--teacher", "gray"], "expects images with 1 channels, but the student expects 3"),
         (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 moves the labels"),
         (

@@ -41,30 +41,18 @@ def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTraine
 
 
 def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path, digits: DatasetDict) -> None:
-    whole = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
-    whole.train()
-    assert whole.state.global_step == 4 * 3  # the best epoch is the first, followed by three epochs of patience
-    assert whole.state.best_global_step == 3
-
-    again = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
-    assert again.state.global_step == 12
-
-    ended = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
-    ended.train(resume_from_checkpoint=last_checkpoint(tmp_path / "whole"))
-    assert ended.state.global_step == 12
-    assert ended.state.best_global_step == 3
+    # The best epoch is the first, followed by three epochs of patience.
+    for checkpoint in (None, "checkpoint-9", "checkpoint-12"):
+        trainer = trainer_in(tmp_path, digits, early_stopping_patience=3)
+        trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / checkpoint))
+        assert (trainer.state.global_step, trainer.state.best_global_step) == (4 * 3, 3), checkpoint
+        assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-12"), checkpoint
 
 
-def test_a_training_at_its_end_goes_on_when_it_is_given_more_epochs(tmp_path: Path, digits: DatasetDict) -> None:
-    trainer_in(tmp_path, digits, num_train_epochs=1).train()
-    longer = trainer_in(tmp_path, digits, num_train_epochs=3)
-    longer.train(resume_from_checkpoint=last_checkpoint(tmp_path))
-    assert longer.state.global_step == 9
-
-
-def test_the_clock_counts_on(tmp_path: Path, digits: DatasetDict) -> None:
-    first = trainer_in(tmp_path, digits, num_train_epochs=2)
+def test_the_clock_counts_on_and_a_training_at_its_end_goes_on_for_more_epochs(
+    tmp_path: Path, digits: DatasetDict
+) -> None:
+    first = trainer_in(tmp_path, digits, num_train_epochs=1)
     start = time.monotonic()
     first.train()
     assert 0 < first.seconds <= time.monotonic() - start
@@ -72,9 +60,8 @@ def test_the_clock_counts_on(tmp_path: Path, digits: DatasetDict) -> None:
     saved = state["stateful_callbacks"]["TrainingClock"]["attributes"]["earlier"]
     assert 0 < saved <= first.seconds
     time.sleep(0.1)
-    again = trainer_in(tmp_path, digits, num_train_epochs=2)
+    again = trainer_in(tmp_path, digits, num_train_epochs=3)
     start = time.monotonic()
     again.train(resume_from_checkpoint=last_checkpoint(tmp_path))
-    elapsed = time.monotonic() - start
-    assert again.seconds > saved
-    assert again.seconds <= first.seconds + elapsed
+    assert again.state.global_step == 9
+    assert saved < again.seconds <= first.seconds + time.monotonic() - start
