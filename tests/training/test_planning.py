@@ -207,7 +207,8 @@ def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], exp
     assert expected <= {*sizes}
     for size in filter(None, sizes):
         assert size.image_size % size.patch_size == 0
-        assert given.items() <= size._asdict().items()
+        names = ("hidden_size", "num_hidden_layers", "image_size", "patch_size")
+        assert given.items() <= dict(zip(names, size, strict=True)).items()
 
 
 def test_saved_models_see_several_sizes() -> None:
