@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,9 +27,8 @@ from ..helpers.averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_b
 from ..helpers.dense_trainings import A_FEW_STEPS, run_task, write_scenes
 from ..helpers.fresh import run_without_package
 from ..helpers.hub import serve
-from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.options import evaluate, run
-from ..helpers.references import assert_close
+from ..helpers.references import assert_close, assert_identical
 from ..helpers.teachers import small_distillation
 from ..helpers.trainings import (
     GLOBAL_BATCH,
@@ -35,10 +36,11 @@ from ..helpers.trainings import (
     SAVE_STEPS,
     averages,
     averaging_trainer,
-    build,
     collate,
+    examples_of,
     flatten,
     logged,
+    model_and_batch,
     training_arguments,
 )
 from ..scripts.test_end_to_end import write_photos
@@ -53,16 +55,14 @@ class WeightRecorder(TrainerCallback):
     def on_train_begin(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:
         self.weights.append(flatten(list(model.parameters())).double().tolist())
 
-    def on_optimizer_step(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:
-        self.on_train_begin(model=model)
+    on_optimizer_step = on_train_begin
 
 
 def averaged_by_hand(steps: list[list[float]], decay: float) -> Tensor:
-    """Return the averaged weights after each step, computed element by element."""
+    """Return the averaged weights after all steps, computed element by element."""
     average, *later = steps
     for number, weights in enumerate(later, start=1):
-        kept = (1 + number) / (10 + number)
-        kept = min(kept, decay)
+        kept = min((1 + number) / (10 + number), decay)
         average = [kept * old + (1 - kept) * new for old, new in zip(average, weights, strict=True)]
     return torch.tensor(average, dtype=torch.float64)
 
@@ -83,7 +83,6 @@ def test_the_average_moves_once_at_each_step_of_the_optimizer(tmp_path: Path) ->
 
 def test_small_steps_of_half_precision_weights_add_up(tmp_path: Path) -> None:
     model = small_model().bfloat16()
-    average = WeightAverage(model, decay=0.999)
     weight = model.classifier.bias
     with torch.no_grad():
         weight.fill_(1.0)
@@ -96,8 +95,7 @@ def test_small_steps_of_half_precision_weights_add_up(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, state_dict=dict(average.whole_weights()))
     again = WeightAverage(model, decay=0.999)
     again.load(tmp_path)
-    for old, new in zip(average.averages.values(), again.averages.values(), strict=True):
-        assert torch.equal(new, old)
+    assert_identical([*again.averages.values()], [*average.averages.values()])
 
 
 def test_frozen_weights_and_buffers_are_those_of_the_model() -> None:
@@ -118,15 +116,13 @@ def test_frozen_weights_and_buffers_are_those_of_the_model() -> None:
 
 
 def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
-    config = small_config()
-    batch = TRAINING_CASES["class_numbers"].make_batch(config, GLOBAL_BATCH)
-    model = build(HfViTForImageClassification, config)
-    options = {"ema_decay": 0.5, "eval_strategy": "no", "report_to": "none"}
+    model, batch = model_and_batch("class_numbers", GLOBAL_BATCH)
+    options = {"ema_decay": 0.5, "eval_strategy": "no", "report_to": "none", "max_steps": 1}
     trainer = HfViTTrainer(
         model=model,
         distillation=small_distillation("features", model),
-        args=training_arguments(tmp_path, HfViTTrainingArguments, max_steps=1, **options),
-        train_dataset=[{name: value[i] for name, value in batch.items()} for i in range(GLOBAL_BATCH)],
+        args=training_arguments(tmp_path, HfViTTrainingArguments, **options),
+        train_dataset=examples_of(batch),
         data_collator=collate,
     )
     trainer.train()
@@ -135,31 +131,31 @@ def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
     assert load_file(tmp_path / "ema" / "model.safetensors").keys() == model.state_dict().keys()
 
 
+Runs = tuple[Path, list[dict[str, Any]]]  # output folder of the runs, and results of each process
+
+
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the results of a run in two processes, and its output folder."""
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("two_processes")
     distributed.finish(distributed.start("average_on_processes", folder, processes=2), folder)
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
-def test_two_processes_have_the_average_of_one(
-    two_processes: tuple[Path, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    _, results = two_processes
+def test_two_processes_have_the_average_of_one(two_processes: Runs, tmp_path: Path) -> None:
+    _, (first, second) = two_processes
     trainer = averaging_trainer(tmp_path, max_steps=EMA_STEPS)
     trainer.train()
-    alone, scores = averages(trainer), trainer.evaluate()
-    for name, value in alone.items():
-        assert torch.equal(results[0]["ddp"][name], results[1]["ddp"][name])
-        assert_close(results[0]["ddp"][name], value, 1e-5, name)
+    for name, value in averages(trainer).items():
+        assert torch.equal(first["ddp"][name], second["ddp"][name])
+        assert_close(first["ddp"][name], value, 1e-5, name)
+    scores = trainer.evaluate()
     for name in ("eval_loss", "eval_ema_loss", "eval_accuracy", "eval_ema_accuracy"):
-        assert results[0]["metrics"][name] == results[1]["metrics"][name]
-        assert results[0]["metrics"][name] == pytest.approx(scores[name], abs=1e-4)
+        assert first["metrics"][name] == second["metrics"][name]
+        assert first["metrics"][name] == pytest.approx(scores[name], abs=1e-4)
     assert abs(scores["eval_loss"] - scores["eval_ema_loss"]) > 1e-3
 
 
-def test_spread_weights_have_the_average_of_whole_ones(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_spread_weights_have_the_average_of_whole_ones(two_processes: Runs) -> None:
     folder, results = two_processes
     model = small_model()
     average, said = train_by_hand(model)
@@ -175,10 +171,10 @@ def test_spread_weights_have_the_average_of_whole_ones(two_processes: tuple[Path
             assert_close(result["said"][name], logits, 1e-5, name)
         first, again = result["parts"]
         assert sum(part.numel() for part in first) < result["whole"]
-        assert all(torch.equal(new, old) for old, new in zip(first, again, strict=True))
+        assert_identical(again, first)
 
 
-def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: Runs) -> None:
     _, results = two_processes
     begun, model = small_model().double().state_dict(), small_model().double()
     train_with_muon(model)
@@ -188,14 +184,11 @@ def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: tuple[Path
     assert moved >= {name for name, _ in model.model.encoder.named_parameters(prefix="model.encoder")}
 
 
-def test_a_killed_training_ends_in_the_average_of_one_that_went_through(
-    two_processes: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_a_killed_training_ends_in_the_average_of_one_that_went_through(two_processes: Runs) -> None:
     results = torch.load(two_processes[0] / "alone.pt")
     assert results["killed_by"] == signal.SIGKILL
     assert Path(results["checkpoint"]).name == f"checkpoint-{KILL_STEP // SAVE_STEPS * SAVE_STEPS}"
-    for name, value in results["whole"].items():
-        assert torch.equal(results["killed"][name], value), name
+    assert_identical(results["killed"], results["whole"])
 
 
 def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> None:
@@ -210,30 +203,24 @@ def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> Non
         averaging_trainer(tmp_path / "raw", **options).train(str(tmp_path / "raw" / "checkpoint-2"))
 
 
-class BrokenTrainer(HfViTTrainer):
-    """A trainer whose evaluation of the averaged weights fails."""
-
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        raise MemoryError
-
-
-def test_an_evaluation_leaves_the_weights_alone_even_where_it_fails(tmp_path: Path) -> None:
-    trainer = averaging_trainer(tmp_path, BrokenTrainer, max_steps=EMA_STEPS)
+def test_an_evaluation_leaves_the_weights_alone_even_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = averaging_trainer(tmp_path, max_steps=EMA_STEPS)
     trainer.train()
     before = averages(trainer)
+    monkeypatch.setattr(HfViTTrainer, "prediction_step", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         trainer.evaluate()
-    for name, value in averages(trainer).items():
-        assert torch.equal(value, before[name])
+    assert_identical(averages(trainer), before)
 
 
+CONFIG = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
 RECIPE = {
     **{"preset": "tiny", "per_device_train_batch_size": 8, "num_train_epochs": 3, "learning_rate": 3e-3},
-    "config_overrides": json.dumps(
-        {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
-    ),
-    **{"use_cpu": "true", "report_to": "none", "disable_tqdm": "true", "ema_decay": 0.7, "choose_defaults": "false"},
-    **{"metric_for_best_model": "ema_loss", "load_best_model_at_end": "true"},
+    "config_overrides": CONFIG,
+    **{"use_cpu": True, "report_to": "none", "disable_tqdm": True, "ema_decay": 0.7, "choose_defaults": False},
+    **{"metric_for_best_model": "ema_loss", "load_best_model_at_end": True},
 }
 
 
@@ -243,10 +230,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("root")
     write_photos(folder / "photos" / "train", 16, seed=0)
     write_photos(folder / "photos" / "test", 5, seed=1)
-    paths = {"dataset_name": folder / "photos", "output_dir": folder / "user" / "model"}
-    arguments = [item for name, value in {**RECIPE, **paths}.items() for item in (f"--{name}", str(value))]
+    paths = {"dataset_name": str(folder / "photos"), "output_dir": str(folder / "user" / "model")}
     said: list[str] = []
-    run(ImageClassification, arguments, None, report=said.append)
+    run(ImageClassification, [{**RECIPE, **paths}], None, report=said.append)
     (folder / "said.txt").write_text("\n".join(said))
     return folder
 
@@ -256,14 +242,11 @@ def test_every_evaluation_scores_both_and_either_chooses_the_best(root: Path) ->
     state = json.loads((folder / "trainer_state.json").read_text())
     evaluations = [entry for entry in state["log_history"] if "eval_loss" in entry]
     assert len(evaluations) == 3
-    for name in ("loss", "accuracy", "macro_f1"):
-        assert all(f"eval_ema_{name}" in entry for entry in evaluations)
+    assert all(entry.keys() >= {"eval_ema_loss", "eval_ema_accuracy", "eval_ema_macro_f1"} for entry in evaluations)
     best = min(evaluations, key=lambda entry: entry["eval_ema_loss"])
     assert (state["best_global_step"], state["best_metric"]) == (best["step"], best["eval_ema_loss"])
-    checkpoint = folder / f"checkpoint-{best['step']}"
     for place in ("model.safetensors", "ema/model.safetensors"):
-        saved, chosen = load_file(folder / place), load_file(checkpoint / place)
-        assert all(torch.equal(saved[name], weight) for name, weight in chosen.items())
+        assert_identical(load_file(folder / place), load_file(folder / f"checkpoint-{best['step']}" / place))
 
 
 def test_the_card_has_both_scores(root: Path) -> None:
@@ -276,9 +259,8 @@ def test_the_card_has_both_scores(root: Path) -> None:
     cells = [f"{scores['loss']:.4f}" for scores in (raw, averaged)]
     cells = [f"**{cell}**" if cell == min(cells) else cell for cell in cells]
     assert f"| loss | {' | '.join(cells)} | " in card.content
-    assert ("This model is behind averaged weights (`ema/`) in loss" in card.content) is (
-        averaged["loss"] < raw["loss"]
-    )
+    is_behind = "This model is behind averaged weights (`ema/`) in loss" in card.content
+    assert is_behind is (averaged["loss"] < raw["loss"])
     assert "| average of the weights | exponential, decay 0.7, in `ema/` |" in card.content
     assert f"Averaged weights: loss {averaged['loss']:.4f}, accuracy" in (root / "said.txt").read_text()
 
@@ -328,16 +310,14 @@ def test_the_saved_average_opens_without_the_package_and_from_the_hub(root: Path
 
 
 def test_the_average_goes_up_beside_the_model(root: Path, tmp_path: Path) -> None:
-    folder = root / "user" / "model"
+    folder = shutil.copytree(root / "user" / "model", tmp_path / "model")
     check_upload(folder)
     names = {path.relative_to(folder).as_posix() for path in list_upload(folder)}
     assert {"model.safetensors", "ema/model.safetensors", "ema/config.json", "ema/modeling_hf_vit.py"} <= names
     assert {name.split("/")[0] for name in names if "/" in name} == {"ema"}
-    weights = folder / "ema" / "model.safetensors"
-    weights.rename(tmp_path / "model.safetensors")
+    (folder / "ema" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"The weights model\.safetensors are missing in .*ema"):
         check_upload(folder)
-    (tmp_path / "model.safetensors").rename(weights)
 
 
 def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
@@ -358,32 +338,15 @@ def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
     assert "averaged weights (`ema/`)" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ema_decay": 1.0}, r"ema_decay=1.0 must lie in \(0, 1\)"),
-        ({"ema_decay": 0.0}, r"ema_decay=0.0 must lie in \(0, 1\)"),
-        (
-            {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
-            "already averages the weights",
-        ),
-    ],
-)
-def test_what_makes_no_average_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        HfViTTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **options)
-
-
-class NoModelOfTheLibrary(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.model(**inputs)
-
-
 def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
+    class NoModelOfTheLibrary(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.model(**inputs)
+
     trainer = averaging_trainer(tmp_path)
     trainer.model = trainer.model_wrapped = NoModelOfTheLibrary(trainer.model)
     with pytest.raises(ValueError, match="nor models of the class NoModelOfTheLibrary"):

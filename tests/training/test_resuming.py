@@ -12,6 +12,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -59,8 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("trained")
     for name, content in MINE.items():
-        (folder / "output" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "output" / name).write_text(content)
+        write(folder / "output" / name, content)
     write_pictures(folder / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     write_class_folders(folder / "photos", ["cat", "dog"])
     with chdir(folder):
@@ -68,12 +68,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+
+
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change the working directory to a copy of the folder `trained`, and return the copy."""
-    shutil.copytree(trained, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
-    return tmp_path / "place"
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "place"))
+    return Path.cwd()
 
 
 @pytest.fixture
@@ -105,7 +109,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def weights(folder: str = "output") -> dict[str, list[float]]:
+def weights(folder: str | Path = "output") -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in load_file(Path(folder) / "model.safetensors").items()}
 
 
@@ -127,16 +131,14 @@ def exchange(photos: Path) -> None:
     second.write_bytes(content)
 
 
-def lengthen(photos: Path) -> None:
-    with (photos / "validation/cat/0.png").open("ab") as stream:
-        stream.write(bytes(9))
-
-
 CHANGES = {
     "added": (lambda photos: write_pictures(photos, "train/cat/new.png"), "number of train: 8 then, 9 now"),
     "removed": (lambda photos: (photos / "train/cat/0.png").unlink(), "number of train: 8 then, 7 now"),
     "exchanged": (exchange, "contents of train: "),
-    "of another size": (lengthen, "names and sizes of validation: "),
+    "of another size": (
+        lambda photos: os.truncate(photos / "validation/cat/0.png", 9999),
+        "names and sizes of validation: ",
+    ),
     "of another class": (lambda photos: (photos / "train/cat/0.png").rename(photos / "train/dog/9.png"), "targets of"),
 }
 
@@ -177,8 +179,8 @@ def test_data_and_folders_may_move_and_what_does_not_matter_may_change(begun: Pa
         os.utime(file, (1, 1))
     changed = ("--dataset_name", "elsewhere", "--output_dir", "moved", "--logging_steps", "1")
     train(*LAST, *changed, "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
-    found, expected = weights("moved"), weights(str(trained / "output"))
-    for name, values in expected.items():
+    found = weights("moved")
+    for name, values in weights(trained / "output").items():
         assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-5)
 
 
@@ -214,18 +216,14 @@ def test_another_optimizer_never_fits_and_missing_conditions_need_a_request(begu
 def test_a_damaged_recipe_blocks_nothing(content: bytes, begun: Path, trained: Path) -> None:
     Path("output/recipe.yaml").write_bytes(content)
     train(*LAST)
-    assert weights() == weights(str(trained / "output"))
+    assert weights() == weights(trained / "output")
     assert yaml.safe_load(Path("output/recipe.yaml").read_text())["num_train_epochs"] == 2
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "recipe.yaml"
     write_atomically(file, "old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_atomically(file, "new")
     assert file.read_text() == "old"
@@ -233,16 +231,16 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_free_folder_holds_nothing_yet(tmp_path: Path) -> None:
-    wanted = tmp_path / "outputs" / "dinov2-small.v1"
+    wanted, second, third, fourth = (tmp_path / "outputs" / f"dinov2-small.v1{end}" for end in ("", "-2", "-3", "-4"))
     assert free_folder(wanted) == free_folder(str(wanted)) == wanted
     assert not wanted.parent.exists(), "looking for a folder made one"
     wanted.mkdir(parents=True)
     assert free_folder(wanted) == wanted
     (wanted / "config.json").touch()
-    assert free_folder(wanted) == wanted.with_name("dinov2-small.v1-2")
-    wanted.with_name("dinov2-small.v1-2").touch()
-    wanted.with_name("dinov2-small.v1-3").symlink_to("nowhere")
-    assert free_folder(wanted) == wanted.with_name("dinov2-small.v1-4")
+    assert free_folder(wanted) == second
+    second.touch()
+    third.symlink_to("nowhere")
+    assert free_folder(wanted) == fourth
 
 
 FOREIGN = ["recipe.yaml", "README.md", "config.json", "model-00001-of-00002.safetensors", "layers.py"]
@@ -254,12 +252,9 @@ FOREIGN += ["ema/model.safetensors", "adapter/adapter_config.json"]
 def test_files_of_others_are_not_written_over(name: str, options: tuple[str, ...], place: Path) -> None:
     shutil.rmtree("output")
     shutil.rmtree("photos")
-    file = Path("output", name)
-    file.parent.mkdir(parents=True)
-    file.write_text("mine: yes\n")
-    message = refusal(*options)
+    write(Path("output", name), "mine: yes\n")
     would = f"output contains {name}, which a training run would overwrite or delete. Move the files elsewhere"
-    assert would in message
+    assert would in refusal(*options)
     if name == "recipe.yaml":
         assert "There is no file or folder 'photos'" in refusal(*LAST)
 
@@ -276,12 +271,14 @@ def test_last_in_a_folder_without_a_training_is_refused_and_leaves_no_folder_beh
 
 
 def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) -> None:
-    for name, content in (("README.md", "# Mine\n"), ("config.json", '{"model_type": "vit"}')):
-        file = Path("output", name)
+    for file, content in (
+        (Path("output/README.md"), "# Mine\n"),
+        (Path("output/config.json"), '{"model_type": "vit"}'),
+    ):
         file.write_text(content)
-        assert f"output contains {name}, which" in refusal(*LAST)
+        assert f"output contains {file.name}, which" in refusal(*LAST)
         file.unlink()
-    Path("output/config.json").write_text('{"model_ty')  # simulates a run that was killed while it saved its model
+    file.write_text('{"model_ty')  # simulates a run that was killed while it saved its model
     train(*LAST)
 
 
@@ -308,27 +305,24 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
 
 
 @pytest.mark.parametrize("process", ["ended", "other", "silent"])
-def test_locks_of_crashes_are_ignored(process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("output").mkdir()
+def test_locks_of_crashes_are_ignored(process: str, tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     number = os.getpid() if process == "other" else ended.pid  # the process id now belongs to another process
-    lock, host = Path("output/training.lock"), "another-host" if process == "silent" else socket.gethostname()
+    lock, host = tmp_path / "training.lock", "another-host" if process == "silent" else socket.gethostname()
     lock.write_text(json.dumps({"host": host, "process": number, "started": 1.0}))
     if process == "silent":
         os.utime(lock, (0, time.time() - outputs.LOCK_TIMEOUT_SECONDS - 10))
-    with lock_output_folder(TrainingArguments(output_dir="output", report_to="none", use_cpu=True)):
+    with lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
         assert json.loads(lock.read_text())["process"] == os.getpid()
     assert not lock.exists()
 
 
 def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "TOUCH_SECONDS", 0.01)
+    lock, end = tmp_path / "training.lock", time.monotonic() + 30
     with lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
-        lock = tmp_path / "training.lock"
         os.utime(lock, (0, 0))
-        end = time.monotonic() + 30
         while outputs.file_age_seconds(lock) > outputs.LOCK_TIMEOUT_SECONDS and time.monotonic() < end:
             time.sleep(0.01)
         assert outputs.file_age_seconds(lock) < outputs.LOCK_TIMEOUT_SECONDS
@@ -341,13 +335,13 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def zero(file: Path) -> None:
-    file.write_bytes(bytes(file.stat().st_size))
-
-
 def cut_by_little(file: Path) -> None:
     # Cutting SHA256SUMS a little would only change the last file names.
     truncate(file, 0.5 if file.name == "SHA256SUMS" else 0.999)
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
 
 
 @pytest.mark.parametrize("damage", [flip, zero, partial(truncate, share=0), cut_by_little, Path.unlink])
@@ -377,7 +371,7 @@ def test_a_damaged_checkpoint_is_an_error_if_named_and_else_costs_its_steps_alon
     for file in output_files("output"):
         file.unlink()
     train(*LAST)
-    assert weights() == weights(str(trained / "output"))
+    assert weights() == weights(trained / "output")
     assert last_checkpoint("output") == "output/checkpoint-4"
 
 
@@ -387,12 +381,8 @@ COMMAND += ["--seed", "1", "--hub_token", "hf_secret", "--resume_from_checkpoint
 TYPES = (ClassificationArguments, HfViTTrainingArguments)
 
 
-def given(*arguments: str) -> dict[str, Any]:
-    return given_arguments(TYPES, arguments)
-
-
 def test_a_recipe_says_what_the_command_line_says_without_tokens(tmp_path: Path) -> None:
-    recipe = given(*COMMAND)
+    recipe, file = given_arguments(TYPES, COMMAND), tmp_path / RECIPE_NAME
     assert recipe == {
         "dataset_name": "photos",
         "learning_rate": 5e-4,
@@ -402,31 +392,17 @@ def test_a_recipe_says_what_the_command_line_says_without_tokens(tmp_path: Path)
         "config_overrides": {"patch_size": 8},
         "seed": 2,
     }
-    (tmp_path / RECIPE_NAME).write_text(recipe_text(recipe))
-    assert given(str(tmp_path / RECIPE_NAME)) == recipe
-    assert given(str(tmp_path / RECIPE_NAME), "--seed", "3") == recipe | {"seed": 3}
-    assert given("--train-val-split", "0.2") == {"train_val_split": 0.2}
-    assert read_recipe(tmp_path / RECIPE_NAME)["dataset_name"] == "photos"
+    file.write_text(recipe_text(recipe))
+    assert "hf_secret" not in file.read_text()
+    for arguments, expected in (
+        ([str(file)], recipe),
+        ([str(file), "--seed", "3"], recipe | {"seed": 3}),
+        (["--train-val-split", "0.2"], {"train_val_split": 0.2}),
+    ):
+        assert given_arguments(TYPES, arguments) == expected
+    assert read_recipe(file)["dataset_name"] == "photos"
     values = {"hub_token": "hf_secret", "seed": 1, "resume_from_checkpoint": "last", "run_name": None}
     assert savable_values(values, TYPES) == {"seed": 1}
-    assert "hf_secret" not in recipe_text(recipe)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("box_errors: drop", "Unknown option box_errors"),
-        ("eval_delay: soon", "eval_delay='soon' must be a number"),
-        ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
-        ("classification_loss: hinge", "classification_loss='hinge' must be one of cross_entropy, bce"),
-        ("seed: [1", r"recipe\.yaml is neither YAML nor JSON"),
-    ],
-)
-def test_names_and_values_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(text)
-    command = [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"]
-    with pytest.raises(ValueError, match=message):
-        parse_arguments(TYPES, command)
 
 
 def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -> None:
@@ -442,21 +418,20 @@ def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("task", "name", "value", "words"),
     [
-        ("semantic_segmentation", "class_names", ["sky", "road"], ["sky,road"]),
-        ("semantic_segmentation", "class_names", ("sky", "road"), ["sky,road"]),
-        ("semantic_segmentation", "class_names", ["door, double", "[x]"], ['["door, double", "[x]"]']),
-        ("universal_segmentation", "thing_classes", ["cat", "dog, small"], ['["cat", "dog, small"]']),
-        ("keypoint_detection", "flip_pairs", [["left", "right"], (0, 1)], ["left,right", "0,1"]),
-        ("image_classification", "freeze", ["model.embeddings", "model.norm"], ["model.embeddings,model.norm"]),
-        ("image_classification", "report_to", ["tensorboard", "flyte"], ["tensorboard,flyte"]),
-        ("image_classification", "optim_target_modules", ["query", "key"], ["query", "key"]),
-        ("image_classification", "optim_target_modules", "all-linear", ["all-linear"]),
-        ("semantic_segmentation", "eval_scales", [0.5, 1], ["0.5", "1.0"]),
+        ("semantic-segmentation", "class_names", ["sky", "road"], ["sky,road"]),
+        ("semantic-segmentation", "class_names", ("sky", "road"), ["sky,road"]),
+        ("semantic-segmentation", "class_names", ["door, double", "[x]"], ['["door, double", "[x]"]']),
+        ("universal-segmentation", "thing_classes", ["cat", "dog, small"], ['["cat", "dog, small"]']),
+        ("keypoint-detection", "flip_pairs", [["left", "right"], (0, 1)], ["left,right", "0,1"]),
+        ("image-classification", "freeze", ["model.embeddings", "model.norm"], ["model.embeddings,model.norm"]),
+        ("image-classification", "report_to", ["tensorboard", "flyte"], ["tensorboard,flyte"]),
+        ("image-classification", "optim_target_modules", ["query", "key"], ["query", "key"]),
+        ("image-classification", "optim_target_modules", "all-linear", ["all-linear"]),
+        ("semantic-segmentation", "eval_scales", [0.5, 1], ["0.5", "1.0"]),
     ],
 )
 def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, value: Any, words: list[str]) -> None:
-    types = TASKS[task.replace("_", "-")].argument_types()
-    places = {"dataset_name": "data", "output_dir": "out"}
+    types, places = TASKS[task].argument_types(), {"dataset_name": "data", "output_dir": "out"}
     given = [{**places, name: value}]
     by_mapping, line = parse_arguments(types, given), words_of(name, resolve(types, given[0])[name])
     assert line == [f"--{name}", *words]
@@ -466,18 +441,15 @@ def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, v
 
 
 def test_places_are_a_list_or_a_text_with_commas_and_names_are_a_list() -> None:
-    types = TASKS["masked-image-modeling"].argument_types()
-    places = ["photos", "more"]
+    def data_of(task: str, **options: Any) -> Any:
+        return build(TASKS[task].argument_types(), {"dataset_name": "data", "output_dir": "out", **options})[0]
+
+    places, names = ["photos", "more"], ["sky", "door, double", "[x]"]
     for given in (places, tuple(places), "photos,more"):
-        assert build(types, {"dataset_name": given, "output_dir": "out"})[0].sources == places
-    assert build(types, {"dataset_name": ["a, b"], "output_dir": "out"})[0].sources == ["a, b"]
-
-    def data_of(task: str, **options: Any) -> dict[str, Any]:
-        types = TASKS[task.replace("_", "-")].argument_types()
-        return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[0].source_options()
-
-    names = ["sky", "door, double", "[x]"]
-    for task in ("semantic_segmentation", "object_detection", "universal_segmentation"):
-        assert data_of(task, class_names=names)["class_names"] == names
-    assert data_of("universal_segmentation", thing_classes=names)["thing_names"] == names
+        assert data_of("masked-image-modeling", dataset_name=given).sources == places
+    assert data_of("masked-image-modeling", dataset_name=["a, b"]).sources == ["a, b"]
+    for task in ("semantic-segmentation", "object-detection", "universal-segmentation"):
+        assert data_of(task, class_names=names).source_options()["class_names"] == names
+    things = data_of("universal-segmentation", thing_classes=names).source_options()
+    assert things["thing_names"] == names
     assert flip_pairs_of(["nose", "left, eye", "right, eye"], ['["left, eye", "right, eye"]']) == ((1, 2),)
