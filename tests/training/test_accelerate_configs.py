@@ -2,6 +2,7 @@
 
 import re
 from argparse import Namespace
+from functools import partial
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -47,19 +48,14 @@ def test_every_configuration_starts_what_its_name_says_and_says_how_it_is_used_a
 
 
 def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
-    for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
-        monkeypatch.setenv(name, environment[name])
+    for name, value in prepare_multi_gpu_env(read("eight_gpus_fsdp")).items():
+        if name.startswith(("FSDP_", "ACCELERATE_")):
+            monkeypatch.setenv(name, value)
     # The Trainer's accelerator also creates the FSDP plugin without arguments.
-    plugin = FullyShardedDataParallelPlugin()
-    model = HfViTModel(small_config())
+    plugin, model = FullyShardedDataParallelPlugin(), HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)
-    wrapped = {
-        type(module)
-        for module in model.modules()
-        if plugin.auto_wrap_policy(module=module, recurse=False, nonwrapped_numel=0)
-    }
+    is_wrapped = partial(plugin.auto_wrap_policy, recurse=False, nonwrapped_numel=0)
+    assert {type(module) for module in model.modules() if is_wrapped(module=module)} == {HfViTLayer}
     assert plugin.fsdp_version == 2
     assert plugin.reshard_after_forward is True
     assert plugin.state_dict_type.name == "FULL_STATE_DICT"
-    assert wrapped == {HfViTLayer}

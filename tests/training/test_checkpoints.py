@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,15 @@ KILLED = {
 }
 
 
+STATE = "trainer_state.json"
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the results of killed and resumed runs by name, and those of an uninterrupted run ("whole")."""
-    folder = tmp_path_factory.mktemp("killed")
-    processes = {
-        name: distributed.start("train_and_die", folder / name, how, workers)
-        for name, (how, workers, _) in KILLED.items()
-    }
+    folder, processes = tmp_path_factory.mktemp("killed"), {}
+    for name, (how, workers, _) in KILLED.items():
+        processes[name] = distributed.start("train_and_die", folder / name, how, workers)
     for name, process in processes.items():
         distributed.finish(process, folder / name, returncode=-signal.SIGKILL)
     trainings = ["whole=0", *(f"{name}={workers}" for name, (_, workers, _) in KILLED.items())]
@@ -48,15 +50,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("name", KILLED)
 def test_a_killed_training_ends_like_one_that_went_through(name: str, results: dict[str, dict[str, Any]]) -> None:
-    whole, resumed = results["whole"], results[name]
-    assert (whole["checkpoint"], resumed["checkpoint"]) == (None, f"checkpoint-{KILLED[name][2]}")
+    whole, resumed = ({**results[key]} for key in ("whole", name))
+    assert (whole.pop("checkpoint"), resumed.pop("checkpoint")) == (None, f"checkpoint-{KILLED[name][2]}")
     assert len(whole["losses"]) == 18
     assert KILL_STEP % 6
     assert len(whole["optimizer"]["state"]) == len(whole["weights"])
-    for part in ("losses", "eval_losses", "weights"):
-        assert_identical(resumed[part], whole[part])
-    for part in ("optimizer", "scheduler"):
-        assert_identical(resumed[part], whole[part])
+    assert whole.keys() == {"losses", "eval_losses", "weights", "optimizer", "scheduler"}
+    assert_identical(resumed, whole)
 
 
 @pytest.fixture
@@ -68,60 +68,54 @@ def folder(tmp_path: Path) -> Path:
         save_file({"weight": torch.ones(2)}, checkpoint / "model.safetensors")
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
             torch.save({}, checkpoint / name)
-        for name in ("config.json", "trainer_state.json"):
+        for name in ("config.json", STATE):
             (checkpoint / name).write_text("{}")
         write_checksums(checkpoint)
     return tmp_path
 
 
 def test_last_checkpoint_is_the_newest(folder: Path) -> None:
+    assert last_checkpoint(folder / "does_not_exist") is None
     assert last_checkpoint(folder) == str(folder / "checkpoint-12")
     (folder / "checkpoint-99").touch()
     (folder / "checkpoint-best").mkdir()
     assert last_checkpoint(str(folder)) == str(folder / "checkpoint-12")
+    for step in (8, 12):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+        (folder / f"checkpoint-{step}").mkdir()
+    assert last_checkpoint(folder) is None
 
 
-def test_there_is_no_checkpoint_before_the_first(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path / "does_not_exist") is None
-    (tmp_path / "checkpoint-4").mkdir()
-    assert last_checkpoint(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
-)
-def test_a_checkpoint_that_lacks_a_file_is_skipped_with_a_warning(
-    name: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (folder / "checkpoint-12" / name).unlink()
-    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"{folder / 'checkpoint-12'}: it has no {name}" in caplog.text
-
-
-def test_a_truncated_state_is_skipped_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "checkpoint-12" / "trainer_state.json").write_text('{"epoch": 1.')
-    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
-    assert "the checksums in SHA256SUMS do not match trainer_state.json" in caplog.text
-
-
-def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_checkpoint_is_skipped_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = folder / "checkpoint-12"
+
+    def check_skipped(reason: str) -> None:
+        caplog.clear()
+        assert last_checkpoint(folder) == str(folder / "checkpoint-8"), reason
+        assert [record.levelname for record in caplog.records] == ["WARNING"], reason
+        assert f"{checkpoint}: {reason}" in caplog.text
+
+    for name in ("model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE):
+        content = (checkpoint / name).read_bytes()
+        (checkpoint / name).unlink()
+        check_skipped(f"it has no {name}")
+        (checkpoint / name).write_bytes(content)
+    (checkpoint / STATE).write_text('{"epoch": 1.')
+    check_skipped(f"the checksums in SHA256SUMS do not match {STATE}")
+    (checkpoint / STATE).write_text("{}")
+    # A large model needs all its shards.
     (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
     second = checkpoint / "model-00002-of-00002.safetensors"
     save_file({"weight_2": torch.ones(2)}, second)
     write_checksums(checkpoint)
     assert last_checkpoint(folder) == str(checkpoint)
     second.unlink()
-    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
-    assert "it has no model-00002-of-00002.safetensors" in caplog.text
-
-
-def test_a_checkpoint_of_the_model_alone_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "checkpoint-12" / "optimizer.pt").unlink()
-    write_checksums(folder / "checkpoint-12")  # simulates a checkpoint saved with save_only_model
-    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
-    assert "it has no optimizer.pt" in caplog.text
+    check_skipped(f"it has no {second.name}")
+    # A checkpoint that was saved with save_only_model has no optimizer.
+    (checkpoint / "model-00001-of-00002.safetensors").rename(checkpoint / "model.safetensors")
+    (checkpoint / "optimizer.pt").unlink()
+    write_checksums(checkpoint)
+    check_skipped("it has no optimizer.pt")
 
 
 @pytest.mark.parametrize(
@@ -164,19 +158,16 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint-2"
 
 
-class Interrupted(HfViTTrainer):
-    """Stop before the checksums of a checkpoint are written."""
-
-    def _seal(self, checkpoint: Path) -> None:
-        raise KeyboardInterrupt
-
-
-def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there(checkpoint: Path) -> None:
+def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = checkpoint.parent
     assert last_checkpoint(folder) == str(checkpoint)
+    # Stop before the checksums of the checkpoint are written.
+    monkeypatch.setattr(HfViTTrainer, "_seal", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        digits_trainer(folder, Interrupted, max_steps=2, save_strategy="steps", save_steps=2).train()
-    assert (checkpoint / "trainer_state.json").is_file()
+        digits_trainer(folder, max_steps=2, save_strategy="steps", save_steps=2).train()
+    assert (checkpoint / STATE).is_file()
     assert find_resume_error(checkpoint) == "it has no SHA256SUMS"
     assert last_checkpoint(folder) is None
 
@@ -191,18 +182,21 @@ class Malicious:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "pickle"])
+@pytest.mark.parametrize(
+    ("new_format", "kind", "message"),
+    [(True, pickle.UnpicklingError, "Weights only load failed"), (False, ValueError, "truncated files")],
+    ids=["zip", "pickle"],
+)
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, checkpoint: Path) -> None:
+def test_resuming_refuses_a_pickle_that_runs_code(
+    name: str, new_format: bool, kind: type[Exception], message: str, checkpoint: Path
+) -> None:
     proof = checkpoint.parent / "code_was_run"
     torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
     torch.load(checkpoint / name, weights_only=False).close()
     proof.unlink()
     write_checksums(checkpoint)  # as an attacker would
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
-    kind, message = (
-        (pickle.UnpicklingError, "Weights only load failed") if new_format else (ValueError, "truncated files")
-    )
     with pytest.raises(kind, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert not proof.exists()

@@ -30,11 +30,11 @@ from hf_vit.training.distillation import (
     resample_patches,
     soft_loss,
 )
-from hf_vit.training.teacher import TeacherPreprocessing, make_teacher, match_classes, open_teacher, read_features
+from hf_vit.training.teacher import TeacherPreprocessing, match_classes, read_features
 
-from ..helpers.models import TRAINING_CASES, pixels, small_config
-from ..helpers.references import draw_weights
+from ..helpers.models import pixels, small_config
 from ..helpers.teachers import DISTILLED_CASES, save_teacher, small_distillation, small_teacher
+from ..helpers.trainings import build, model_and_batch
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -58,7 +58,7 @@ def test_soft_loss_is_the_divergence_at_a_temperature_times_its_square() -> None
     loss = soft_loss(torch.zeros(1, 2), torch.tensor([[2 * math.log(3), 0.0]]), temperature=2.0)
     assert loss.item() == pytest.approx(4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
     ours, theirs = drawn(4, 7), drawn(4, 7).flip(0)
-    p, q = ((values / 3).exp() / (values / 3).exp().sum(dim=1, keepdim=True) for values in (theirs, ours))
+    p, q = ((values / 3).softmax(dim=1) for values in (theirs, ours))
     expected = 9 * (p * (p / q).log()).sum(dim=1).mean()
     torch.testing.assert_close(soft_loss(ours, theirs, 3.0), expected, rtol=1e-12, atol=0)
     assert soft_loss(ours, ours, 3.0).abs() < 1e-12
@@ -83,14 +83,14 @@ def test_patches_are_resampled_to_another_grid() -> None:
 
 
 def test_the_teacher_sees_the_pixels_that_its_own_image_processor_makes() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (3, 24, 24), dtype=np.uint8)
+    image, size = np.random.default_rng(0).integers(0, 256, (3, 24, 24), dtype=np.uint8), {"height": 24, "width": 24}
     student = HfViTImageProcessor(size=24, image_mean=(0.1, 0.5, 0.9), image_std=(0.2, 0.3, 0.4))
-    size = {"height": 24, "width": 24}
-    for teacher in (
-        ViTImageProcessor(size=size, image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.2, 0.1]),
-        ViTImageProcessor(size=size, do_normalize=False),
-        ViTImageProcessor(size=size, do_rescale=False, do_normalize=False),
+    for options in (
+        {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.1]},
+        {"do_normalize": False},
+        {"do_rescale": False, "do_normalize": False},
     ):
+        teacher = ViTImageProcessor(size=size, **options)
         seen = TeacherPreprocessing(student, teacher, 3)(student(image, return_tensors="pt").pixel_values)
         expected = teacher(image, return_tensors="pt").pixel_values.float()
         torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
@@ -107,17 +107,13 @@ def test_the_teacher_sees_the_pixels_that_its_own_image_processor_makes() -> Non
 @pytest.fixture
 def student() -> HfViTForImageClassification:
     config = small_config("registers", id2label=dict(enumerate(NAMES)), num_labels=3, hidden_dropout_prob=0.1)
-    model = HfViTForImageClassification(config)
-    draw_weights(model)
-    return model
+    return build(HfViTForImageClassification, config)
 
 
 def distillation_of(student: HfViTForImageClassification, teacher: Path, **options: str) -> Distillation:
     """Return the distillation module of a student, set up as in a training run."""
-    args = DistillationArguments(str(teacher), **options)
-    return make_distillation(
-        args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
-    )
+    args, processor = DistillationArguments(str(teacher), **options), HfViTImageProcessor.for_model(student.config)
+    return make_distillation(args, student, processor, load_teacher(args, type(student)))
 
 
 @pytest.mark.parametrize("kind", ["ours", "vit", "resnet"])
@@ -145,14 +141,12 @@ def test_a_teacher_answers_in_the_order_of_the_students_classes(
 def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
     kind: str, grid: tuple[int, int], has_cls: bool, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
-    save_teacher(kind, tmp_path, NAMES)
-    name, processor = str(tmp_path), HfViTImageProcessor.for_model(student.config)
-    teacher = make_teacher(name, open_teacher(name, is_classifier=False), student, processor, trust_remote_code=False)
+    teacher = distillation_of(student, save_teacher(kind, tmp_path, NAMES), distillation_type="features").teacher
     cls, patches = teacher.features(pixels(student.config))
     assert patches.shape == (2, 16, *grid)
-    assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)
-    tokens = teacher(pixels(student.config))[0].last_hidden_state
+    assert (cls is not None) == has_cls
     if has_cls:
+        tokens = teacher(pixels(student.config))[0].last_hidden_state
         assert torch.equal(cls, tokens[:, 0])
         assert torch.equal(patches[:, :, 1, 2], tokens[:, 1 + 1 * 6 + 2])
 
@@ -167,8 +161,7 @@ def test_patches_that_an_encoder_joins_are_found_or_refused() -> None:
     image = torch.zeros(1, 3, 18, 18)  # the model pads this image to 5 x 5 patches
     tokens = model(image).last_hidden_state
     assert tokens.shape[1] == 3 * 3
-    message = r"Unknown patch grid of the 9 tokens of SwinModel for an image of size \(18, 18\)"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"Unknown patch grid of the 9 tokens of SwinModel for an image of size \(18"):
         read_features(model, tokens, image)
 
 
@@ -210,12 +203,10 @@ def loss_of(student: HfViTForImageClassification, distillation: TokenDistillatio
 
 @pytest.mark.parametrize(("kind", "temperature"), [("hard", None), ("soft", 2.0)])
 def test_two_heads_learn_from_labels_and_teacher(kind: str, temperature: float | None) -> None:
-    student = HfViTForImageClassification(small_config(use_distillation_token=True, num_labels=3)).train()
-    draw_weights(student)
+    student = build(HfViTForImageClassification, small_config(use_distillation_token=True, num_labels=3)).train()
     teacher, order, images = small_teacher(student, kind), [4, 0, 1], pixels(student.config)
     outputs = student(pixel_values=images)
-    theirs = teacher.model(teacher.view(images)).logits[:, order]
-    ours = outputs.distillation_logits
+    ours, theirs = outputs.distillation_logits, teacher.model(teacher.view(images)).logits[:, order]
     expected = soft_loss(ours, theirs, temperature) if temperature else hard_loss(ours, theirs)
     own = classification_loss(outputs.cls_logits, torch.tensor([0, 2]), None)
     distillation = TokenDistillation(teacher, order, alpha=0.3, temperature=temperature)
@@ -225,19 +216,15 @@ def test_two_heads_learn_from_labels_and_teacher(kind: str, temperature: float |
 
 @pytest.mark.parametrize("name", [name for name, kind in DISTILLED_CASES if kind == "features"] + ["deformable"])
 def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> None:
-    case = TRAINING_CASES[name]
-    student = case.model_class(small_config(**case.overrides)).train()
-    draw_weights(student)
-    batch = case.make_batch(student.config, 3)
-    distillation, plain = small_distillation("features", student), student(**batch).loss
+    student, batch = model_and_batch(name, 3)
+    distillation, plain = small_distillation("features", student.train()), student(**batch).loss
     with distillation.attached(student):
         loss = student(**batch).loss
     # Compute the expected loss separately from the encoder tokens, which the heads do not change.
-    mask = batch["patch_attention_mask"]
-    theirs = distillation.teacher.features(batch["pixel_values"])
-    parts = distillation.take_parts()
+    images, mask = batch["pixel_values"], batch["patch_attention_mask"]
+    theirs, parts = distillation.teacher.features(images), distillation.take_parts()
     if name in ("semantic", "keypoints"):
-        tokens = student.model(batch["pixel_values"], patch_attention_mask=mask).last_hidden_state
+        tokens = student.model(images, patch_attention_mask=mask).last_hidden_state
     else:
         tokens = student(**batch).last_hidden_state
     tokens = distillation.projection(tokens)
@@ -286,9 +273,9 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
 
 @pytest.mark.parametrize("kind", ["soft", "features"])
 def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None:
-    student = HfViTForImageClassification(small_config(use_distillation_token=True, num_hidden_layers=1)).train()
-    draw_weights(student)
-    distillation, parts, gradients = small_distillation(kind, student), [], []
+    config = small_config(use_distillation_token=True, num_hidden_layers=1)
+    student = build(HfViTForImageClassification, config).train()
+    distillation, results = small_distillation(kind, student), []
     torch.compiler.reset()
     for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
         student.zero_grad()
@@ -296,8 +283,6 @@ def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None
             # Accumulated teacher losses must be graph inputs: constants would cause recompilation per batch.
             for stance in ("default", "fail_on_recompile"):
                 with torch.compiler.set_stance(stance):
-                    model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()
-        parts.append(distillation.take_parts())
-        gradients.append({name: weight.grad for name, weight in student.named_parameters()})
-    torch.testing.assert_close(parts[1], parts[0])
-    torch.testing.assert_close(gradients[1], gradients[0])
+                    model(pixel_values=pixels(config), labels=torch.tensor([0, 2])).loss.backward()
+        results.append(distillation.take_parts() | {name: weight.grad for name, weight in student.named_parameters()})
+    torch.testing.assert_close(results[1], results[0])

@@ -36,44 +36,39 @@ OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # this option p
 
 
 @pytest.fixture(scope="module")
-def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the data folder of each task."""
-    folder = tmp_path_factory.mktemp("objects")
-    objects = {
-        "object_detection": write_objects(folder / "objects"),
-        "keypoint_detection": write_figures(folder / "figures"),
-    }
-    return {**dict.fromkeys(TASKS, scenes), **objects}
-
-
-@pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
+@pytest.fixture(scope="module")
+def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the data folder of each task."""
+    folder = tmp_path_factory.mktemp("objects")
+    objects = {"object_detection": write_objects(folder / "objects")}
+    objects["keypoint_detection"] = write_figures(folder / "figures")
+    return {**dict.fromkeys(TASKS, scenes), **objects}
+
+
 def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
     """Return the scores of a model that predicts each image separately, without padding."""
-    evaluator, losses = trainer.evaluator, []
+    evaluator, losses, model = trainer.evaluator, [], trainer.model.eval()
     evaluator.metric.reset()
-    trainer.model.eval()
     collator = replace(trainer.data_collator, keeps_targets=True)
     for example in (trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))):
         batch = collator([example])
         assert batch.get("patch_attention_mask", torch.ones(1)).all()
         (target,) = batch["targets"]
+        given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
         with torch.no_grad():
-            given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
-            weights = torch.ones(1)
             if isinstance(batch.get("labels"), list):  # detection losses are sums over objects and queries
-                weights = trainer.model.count_items(batch["labels"])
-                given["num_items_in_batch"] = torch.ones(2)
-                outputs = trainer.model(**given)
+                weights = model.count_items(batch["labels"]).tolist()
+                outputs = model(**given, num_items_in_batch=torch.ones(2))
                 classes = float(outputs.loss_dict["loss_ce"])
                 sums = [classes, float(outputs.loss) - classes]
             else:
-                sums = [float(trainer.model(**given).loss)]
-            losses.append((sums, weights.tolist()))
-            (result,) = evaluator.predict(trainer.model, batch)
+                weights, sums = [1.0], [float(model(**given).loss)]
+            losses.append((sums, weights))
+            (result,) = evaluator.predict(model, batch)
         evaluator.metric.update([evaluator.metric.record(result.prediction, target)])
     sums, weights = (torch.tensor(values, dtype=torch.float64).sum(dim=0) for values in zip(*losses, strict=True))
     return {"loss": float((sums / weights).sum()), **evaluator.metric.compute()}
@@ -96,30 +91,31 @@ def test_scores_are_those_of_single_images_at_any_batch_size(task: str, data: di
 def test_two_processes_score_and_train_as_one(
     tasks: dict[str, Any], trained: str, data: dict[str, Path], tmp_path: Path
 ) -> None:
-    places = [f"{task}={data[task]}" for task in tasks]
-    process = start("score_tasks", tmp_path / "two", trained, *places, processes=2)
+    two = tmp_path / "two"
+    process = start("score_tasks", two, trained, *(f"{task}={data[task]}" for task in tasks), processes=2)
     expected = {task: scores_of(make_trainer(task, data[task], tmp_path / task)) for task in tasks}
     alone = train(trained, data[trained], tmp_path / "trained", *A_FEW_STEPS)
-    finish(process, tmp_path / "two")
+    finish(process, two)
     for rank in (0, 1):
-        found = json.loads((tmp_path / "two" / f"process_{rank}.json").read_text())
+        found = json.loads((two / f"process_{rank}.json").read_text())
         for batch_size in SCENES_BATCHES:
             for task in tasks:
                 assert found[task][str(batch_size)] == pytest.approx(expected[task], rel=1e-9, nan_ok=True)
-    scores = json.loads((tmp_path / "two" / "trained" / "validation_scores.json").read_text())
+    scores = json.loads((two / "trained" / "validation_scores.json").read_text())
     assert [name for name, value in scores.items() if value is None] == [n for n, v in alone.items() if v is None]
     known = {name: value for name, value in scores.items() if value is not None}
     assert known == pytest.approx({name: alone[name] for name in known}, rel=1e-3, abs=1e-3)
-    assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
+    assert "torchrun --nproc_per_node 2" in (two / "trained" / "README.md").read_text()
 
 
 class WatchingEvaluator(SemanticEvaluator):
-    """Check in each batch that no earlier outputs are kept."""
+    """Check in each batch that no earlier outputs are kept, and record drawn images."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.maps: list[weakref.ref[torch.Tensor]] = []
         self.most_alive = 0
+        self.drawn: list[list[Any]] = []
 
     def predict(self, *args: Any) -> list[ImageResult]:
         gc.collect()
@@ -128,27 +124,23 @@ class WatchingEvaluator(SemanticEvaluator):
         self.maps += [weakref.ref(result.prediction) for result in results]
         return results
 
+    def draw(self, images: list[Any], *rest: Any) -> None:
+        self.drawn.append(images)
+        super().draw(images, *rest)
 
-def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
+
+def test_an_evaluation_keeps_no_map_of_an_earlier_batch_and_draws_the_same_images(
+    scenes: Path, tmp_path: Path
+) -> None:
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
     trainer.args.per_device_eval_batch_size = 1
-    trainer.evaluator = WatchingEvaluator(trainer.processing_class, SemanticSegmentationMetric(NAMES))
+    evaluator = WatchingEvaluator(trainer.processing_class, SemanticSegmentationMetric(NAMES))
+    trainer.evaluator = evaluator
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
-    assert (len(trainer.evaluator.maps), trainer.evaluator.most_alive) == (NUM_VALIDATION, 0)
-
-
-def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
-    drawn: list[list[Any]] = []
-
-    class DrawingEvaluator(SemanticEvaluator):
-        def draw(self, images: list[Any], *rest: Any) -> None:
-            drawn.append(images)
-            super().draw(images, *rest)
-
-    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
-    trainer.evaluator = DrawingEvaluator(trainer.processing_class, SemanticSegmentationMetric(NAMES))
+    assert (len(evaluator.maps), evaluator.most_alive) == (NUM_VALIDATION, 0)
     for name in ("1.png", "2.png"):
         draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
-    assert len(drawn[0]) == NUM_VALIDATION
-    assert drawn[0] == drawn[1]
+    first, second = evaluator.drawn
+    assert len(first) == NUM_VALIDATION
+    assert first == second
     assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()

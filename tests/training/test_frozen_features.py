@@ -30,7 +30,6 @@ from ..helpers.seeds import seed_everything
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
 
 
-WRITERS = {"object_detection": write_objects, "keypoint_detection": write_figures}
 SHORT = ["--max_steps", "4", "--logging_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"]
 SHORT += ["--learning_rate", "1e-3"]
 
@@ -60,9 +59,10 @@ def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("data")
-    scenes = write_scenes(folder / "scenes")
-    places = {task: WRITERS[task](folder / task) if task in WRITERS else scenes for task in ALL_TASKS}
-    return {**places, "zero_shot": write_captions(folder / "captions")}
+    objects = {"object_detection": write_objects(folder / "objects")}
+    objects["keypoint_detection"] = write_figures(folder / "figures")
+    scenes = dict.fromkeys(ALL_TASKS, write_scenes(folder / "scenes"))
+    return {**scenes, **objects, "zero_shot": write_captions(folder / "captions")}
 
 
 def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
@@ -86,12 +86,16 @@ WITH_QUERIES, WITH_LEVELS = (
 )
 DPT = ("--config_overrides", json.dumps({**CONFIG, "depth_config": {**CONFIG["depth_config"], "head": "dpt"}}))
 CASES = [
-    *(("semantic_segmentation", blocks, ()) for blocks in (0, 1)),
     ("universal_segmentation", 0, ()),
-    *(("depth_estimation", blocks, options) for blocks in (0, 1) for options in ((), DPT)),
-    *(("object_detection", blocks, options) for blocks in (0, 1) for options in (WITH_QUERIES, WITH_LEVELS)),
-    *(("keypoint_detection", blocks, ()) for blocks in (0, 1)),
-    *(("zero_shot", blocks, ()) for blocks in (0, 1)),
+    *(
+        (task, blocks, options)
+        for task, options in (
+            *(("semantic_segmentation", ()), ("keypoint_detection", ()), ("zero_shot", ())),
+            *(("depth_estimation", ()), ("depth_estimation", DPT)),
+            *(("object_detection", WITH_QUERIES), ("object_detection", WITH_LEVELS)),
+        )
+        for blocks in (0, 1)
+    ),
 ]
 
 
@@ -133,7 +137,7 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
     )
     reported: list[str] = []
     trainer.report = reported.append
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
 
@@ -141,32 +145,29 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
 def test_a_classifier_reads_features_and_no_image(
     blocks: int, cache: Path, tmp_path: Path, block_calls: list[int]
 ) -> None:
-    options = {"trainable_blocks": blocks, "num_train_epochs": 2}
-    plain, _ = train_digits(tmp_path / "plain", cached_views=0, **options)
-    first, reported = train_digits(tmp_path / "first", **options)
+    def written() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+
+    plain, _ = train_digits(tmp_path / "plain", cached_views=0, trainable_blocks=blocks)
+    first, reported = train_digits(tmp_path / "first", trainable_blocks=blocks)
     torch.testing.assert_close(logged(first, "loss"), logged(plain, "loss"), rtol=1e-5, atol=1e-5)
     assert f"Frozen features ({2 if blocks else 'pooled'}): " in reported[0]
     assert "1 of" not in reported[0]
     assert reported[0].count("computed") == 1
-    files = {file: file.stat().st_mtime_ns for file in cache.rglob("*.arrow")}
-    assert len(files) == 2
+    files = written()
+    assert [file.suffix for file in files] == [".arrow", ".arrow"]
     block_calls.clear()
-    again, reported = train_digits(tmp_path / "again", **options)
+    again, reported = train_digits(tmp_path / "again", trainable_blocks=blocks)
     assert "; reused in " in reported[0]
-    assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
+    assert written() == files
     assert logged(again, "loss") == logged(first, "loss")
     # Only trainable blocks process whole batches. Frozen blocks process just a few images, which identify the stored
     # features.
-    steps = again.state.global_step
-    assert sum(size == 8 for size in block_calls) == blocks * steps
-    HfViTForImageClassification.from_pretrained(_saved(again, tmp_path / "saved"))
-
-
-def _saved(trainer: HfViTTrainer, folder: Path) -> Path:
-    trainer.save_model(str(folder))
-    expected = {name for name, _ in trainer.model.named_parameters()}
-    assert {*load_file(folder / "model.safetensors")} == expected
-    return folder
+    assert sum(size == 8 for size in block_calls) == blocks * again.state.global_step
+    again.save_model(str(tmp_path / "saved"))
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == dict(again.model.named_parameters()).keys()
+    HfViTForImageClassification.from_pretrained(tmp_path / "saved")
 
 
 def test_an_interrupted_extraction_keeps_whole_files(
@@ -174,12 +175,11 @@ def test_an_interrupted_extraction_keeps_whole_files(
 ) -> None:
     monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 16)
     train_digits(tmp_path / "whole", max_steps=1)
-    files = sorted(cache.rglob("*.arrow"))
-    contents = [file.read_bytes() for file in files]
-    files[1].unlink()
+    contents = {file: file.read_bytes() for file in cache.rglob("*.arrow")}
+    sorted(contents)[1].unlink()
     _, reported = train_digits(tmp_path / "again", max_steps=1)
-    assert f"1 of {len(files)} files computed" in reported[0]
-    assert [file.read_bytes() for file in files] == contents
+    assert f"1 of {len(contents)} files computed" in reported[0]
+    assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
 
 
 def test_a_training_on_features_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -190,9 +190,11 @@ def test_a_training_on_features_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tmp_path: Path) -> None:
-    train_digits(tmp_path / "first", max_steps=1)
-    train_digits(tmp_path / "blocks", max_steps=1, trainable_blocks=2)
-    train_digits(tmp_path / "views", max_steps=1, cached_views=3)
+    with pytest.raises(ValueError, match=r"2 views take .*, more than cache_gigabytes=1e-05.*cached_views.*float16"):
+        train_digits(tmp_path, cache_gigabytes=1e-5)
+    assert not cache.exists()
+    for options in ({}, {"trainable_blocks": 2}, {"cached_views": 3}):
+        train_digits(tmp_path, max_steps=1, **options)
     assert sorted(len(list(folder.iterdir())) for folder in cache.iterdir()) == [2, 3]
 
 
@@ -204,12 +206,6 @@ def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path
     torch.testing.assert_close(logged(half, "loss"), logged(exact, "loss"), rtol=5e-3, atol=5e-3)
     sizes = sorted(sum(file.stat().st_size for file in folder.iterdir()) for folder in cache.iterdir())
     assert sizes[0] < 0.7 * sizes[1]
-
-
-def test_features_that_are_too_large_are_refused(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"2 views take .*, more than cache_gigabytes=1e-05.*cached_views.*float16"):
-        train_digits(tmp_path, cache_gigabytes=1e-5)
-    assert not cache.exists()
 
 
 @pytest.mark.parametrize(

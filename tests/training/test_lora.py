@@ -26,8 +26,8 @@ from ..helpers.image_text_trainings import make_trainer as make_image_text_train
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.options import run
-from ..helpers.references import assert_close, assert_identical, draw_weights
-from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of
+from ..helpers.references import assert_close, assert_identical
+from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of, model_and_batch
 
 
 # The tasks of default runs cover buffers, a decoder, a head without labels, and two towers.
@@ -44,11 +44,13 @@ def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
 
 
 def saved_base(name: str, folder: Path) -> nn.Module:
-    case = TRAINING_CASES[name]
-    model = case.model_class(small_config(**case.overrides))
-    draw_weights(model)
+    model, _ = model_and_batch(name, 2)
     model.save_pretrained(folder)
-    return case.model_class.from_pretrained(folder)
+    return type(model).from_pretrained(folder)
+
+
+def trainer_of(model: nn.Module, args: HfViTTrainingArguments, batch: dict[str, Any]) -> HfViTTrainer:
+    return HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
 
 
 def outputs_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
@@ -66,12 +68,12 @@ def check_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, tmp_path: Path) -> None:
-    case, base = TRAINING_CASES[name], tmp_path / "base"
+    case, base, out = TRAINING_CASES[name], tmp_path / "base", tmp_path / "out"
     model = saved_base(name, base)
     weights = {key: weight.clone() for key, weight in model.named_parameters()}
     batch = case.make_batch(model.config, 8)
-    args = arguments(tmp_path / "out", max_steps=2, per_device_train_batch_size=8, save_strategy="no")
-    trainer = HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
+    args = arguments(out, max_steps=2, per_device_train_batch_size=8, save_strategy="no")
+    trainer = trainer_of(model, args, batch)
     assert type(trainer.model) is case.model_class
     first = outputs_of(model, batch)
     check_same(first, outputs_of(case.model_class.from_pretrained(base), batch))
@@ -86,17 +88,16 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
     assert all(".lora_" in key for key in trained if key.startswith(TOWERS))
-    for kind in ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2"):
-        assert f"model.encoder.layers.2.{kind}.lora_B.default.weight" in trained
+    kinds = ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2")
+    assert trained >= {f"model.encoder.layers.2.{kind}.lora_B.default.weight" for kind in kinds}
     heads = {key for key in weights if not key.startswith(TOWERS)}
     assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
-    # The merged model can be loaded without peft.
-    merged = case.model_class.from_pretrained(tmp_path / "out")
+    # The merged model can be loaded without peft, and the adapter with peft.
+    merged = case.model_class.from_pretrained(out)
     assert dict(merged.named_parameters()).keys() == weights.keys()
-    check_same(outputs_of(merged, batch), learned)
-    # The adapter can also be loaded with peft.
-    wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), tmp_path / "out" / "adapter")
-    check_same(outputs_of(wrapped, batch), learned)
+    wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), out / "adapter")
+    for opened in (merged, wrapped):
+        check_same(outputs_of(opened, batch), learned)
     check_same(outputs_of(wrapped.merge_and_unload(), batch), learned)
 
 
@@ -122,11 +123,10 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
 
 def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 9, "max_steps": 4}
-    whole = digits_trainer(tmp_path / "whole", base, gradient_checkpointing=True, **options)
+    whole, again = (digits_trainer(tmp_path / n, base, gradient_checkpointing=True, **options) for n in ("1", "2"))
     whole.train()
     assert whole.model.model.encoder.layers[0].attention.qkv.lora_B["default"].weight.abs().max() > 0
-    without, checkpoint = (tmp_path / "whole" / f"checkpoint-{step}" for step in (2, 4))
-    again = digits_trainer(tmp_path / "again", base, gradient_checkpointing=True, **options)
+    without, checkpoint = (tmp_path / "1" / f"checkpoint-{step}" for step in (2, 4))
     again.train(resume_from_checkpoint=str(without))
     assert "keys in the checkpoint" not in caplog.text
     assert_identical(again.model.state_dict(), whole.model.state_dict())
@@ -159,23 +159,23 @@ def test_the_best_adapter_is_loaded_at_the_end(base: Path, tmp_path: Path) -> No
 
 
 def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None:
-    config = small_config(num_labels=7)
-    HfViTForImageClassification(config).save_pretrained(tmp_path / "base")
-    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "base")
-    data, out = write_class_folders(tmp_path / "photos", ["cat", "dog"]), tmp_path / "out"
-    command = ["--model_name_or_path", str(tmp_path / "base"), "--dataset_name", str(data), "--output_dir", str(out)]
+    base, out, config = tmp_path / "base", tmp_path / "out", small_config(num_labels=7)
+    HfViTForImageClassification(config).save_pretrained(base)
+    HfViTImageProcessor.for_model(config).save_pretrained(base)
+    data = write_class_folders(tmp_path / "photos", ["cat", "dog"])
+    command = ["--model_name_or_path", str(base), "--dataset_name", str(data), "--output_dir", str(out)]
     command += ["--lora_rank", "2", "--max_steps", "2", "--per_device_train_batch_size", "2", "--use_cpu"]
-    command += ["--train_val_split", "0.5"]
+    command += ["--train_val_split", "0.5", "--report_to", "none", "--disable_tqdm", "true"]
     said: list[str] = []
-    run(ImageClassification, [*command, "--report_to", "none", "--disable_tqdm", "true"], None, said.append)
+    run(ImageClassification, command, None, said.append)
     size = HfViTForImageClassification(small_config(num_labels=2, pooling="cls_mean")).num_parameters()
     assert f"Model: {size:,} parameters." in "\n".join(said)
     classify = pipeline("image-classification", model=str(out))
     assert {answer["label"] for answer in classify(str(data / "test" / "cat" / "0.png"))} == {"cat", "dog"}
     assert {path.name for path in (out / "adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     adapter = json.loads((out / "adapter" / "adapter_config.json").read_text())
-    assert (adapter["r"], adapter["lora_alpha"], adapter["base_model_name_or_path"]) == (2, 4, str(tmp_path / "base"))
-    assert adapter["modules_to_save"] == ["classifier"]
+    expected = {"r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base), "modules_to_save": ["classifier"]}
+    assert {name: adapter[name] for name in expected} == expected
     card = (out / "README.md").read_text()
     assert "| adapter | LORA, rank 2, alpha 4, dropout 0 in 12 layers; classifier in full; " in card
     assert f"with {size:,} parameters" in card
@@ -185,9 +185,8 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
     case = TRAINING_CASES["metric_depth"]
     HfViTForImageClassification(small_config(**case.overrides)).save_pretrained(tmp_path / "base")
     model = case.model_class.from_pretrained(tmp_path / "base")
-    examples = examples_of(case.make_batch(model.config, 2))
     args = arguments(tmp_path / "out", max_steps=1, save_strategy="steps", save_steps=1, per_device_train_batch_size=2)
-    HfViTTrainer(model=model, args=args, train_dataset=examples, data_collator=collate).train()
+    trainer_of(model, args, case.make_batch(model.config, 2)).train()
     config = json.loads((tmp_path / "out" / "checkpoint-1" / "config.json").read_text())
     assert config["architectures"] == [case.model_class.__name__]
     assert config["depth_config"] == model.options.to_full_dict()
@@ -210,34 +209,32 @@ def test_mistakes_of_add_adapter_are_answered_with_what_works(monkeypatch: pytes
 @pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
 def test_adapters_of_users_resume_and_are_merged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept any version of peft
-    case = TRAINING_CASES["class_numbers"]
-    saved_base("class_numbers", tmp_path / "base")
-    batch = case.make_batch(small_config(**case.overrides), 8)
+    case, base, whole = TRAINING_CASES["class_numbers"], tmp_path / "base", tmp_path / "whole"
+    batch = case.make_batch(saved_base("class_numbers", base).config, 8)
 
     def make_trainer(folder: Path) -> HfViTTrainer:
         torch.manual_seed(0)
-        model = case.model_class.from_pretrained(tmp_path / "base")
+        model = case.model_class.from_pretrained(base)
         config = LoraConfig(r=2, target_modules=["attention.qkv"], modules_to_save=["classifier"])
         if way == "get_peft_model":
             model = get_peft_model(model, config)
         else:
             model.add_adapter(config)
         options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8}
-        args = arguments(folder, lora_rank=None, **options)
-        return HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
+        return trainer_of(model, arguments(folder, lora_rank=None, **options), batch)
 
-    trainer = make_trainer(tmp_path / "whole")
+    trainer = make_trainer(whole)
     first = outputs_of(trainer.model, batch)
     trainer.train()
     trainer.save_model()
     learned = outputs_of(trainer.model, batch)
     assert not torch.allclose(learned[0], first[0])
     again = make_trainer(tmp_path / "again")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert all(torch.equal(one, other) for one, other in zip(outputs_of(again.model, batch), learned, strict=True))
-    check_same(outputs_of(case.model_class.from_pretrained(tmp_path / "whole"), batch), learned)
-    base = case.model_class.from_pretrained(tmp_path / "base")
-    check_same(outputs_of(PeftModel.from_pretrained(base, tmp_path / "whole" / "adapter"), batch), learned)
+    again.train(resume_from_checkpoint=str(whole / "checkpoint-1"))
+    assert_identical(outputs_of(again.model, batch), learned)
+    adapted = PeftModel.from_pretrained(case.model_class.from_pretrained(base), whole / "adapter")
+    for model in (case.model_class.from_pretrained(whole), adapted):
+        check_same(outputs_of(model, batch), learned)
 
 
 def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
@@ -251,14 +248,7 @@ def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
     assert layers == {f"text_model.encoder.layers.{number}.attention.qkv" for number in range(2)}
 
 
-def test_adapters_need_options_in_range_a_trained_model_and_matching_layers(tmp_path: Path) -> None:
-    for name, value, limit in (
-        ("lora_rank", 0, "be at least 1"),
-        ("lora_alpha", 0, "be at least 1"),
-        ("lora_dropout", 1.0, r"lie in \[0, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}={value} must {limit}"):
-            arguments(tmp_path, **{name: value})
+def test_adapters_need_a_trained_model_and_matching_layers(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     HfViTTrainer(model=model, args=arguments(tmp_path, lora_rank=None))
     assert all(weight.requires_grad for weight in model.parameters())
