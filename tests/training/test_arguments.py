@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from hf_vit import HfViTForImageClassification
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.training.models import load_model
 from hf_vit.training.training_arguments import usable_cores
 
+from ..helpers.models import small_config
 from ..helpers.options import parse_arguments
 
 
@@ -187,3 +190,22 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
 def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(ImageClassification.argument_types(), {**PLACES, **values})
+
+
+def processor_of(**options: Any) -> Any:
+    arguments = ClassificationArguments(dataset_name="photos", **options)
+    return load_model(HfViTForImageClassification, arguments, ["cat", "dog"])[1]
+
+
+def test_a_new_model_has_the_given_colors_and_a_saved_model_keeps_its_own(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    new = processor_of(config_overrides=small, image_mean=[0.1, 0.2, 0.3], image_std=[0.4])
+    HfViTForImageClassification(small_config(num_channels=3)).save_pretrained(tmp_path)
+    new.save_pretrained(tmp_path)
+    saved = processor_of(model_name_or_path=str(tmp_path))
+    for processor in (new, saved):
+        assert (processor.image_mean, processor.image_std) == ((0.1, 0.2, 0.3), (0.4, 0.4, 0.4))
+    changed = processor_of(model_name_or_path=str(tmp_path), image_mean=[0.7])
+    assert (changed.image_mean, changed.image_std) == ((0.7, 0.7, 0.7), (0.4, 0.4, 0.4))
+    with pytest.raises(ValueError, match="image_mean has 2 values"):
+        processor_of(config_overrides=small, image_mean=[0.1, 0.2])

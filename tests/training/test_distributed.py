@@ -1,21 +1,43 @@
-"""Losses, gradients and metrics do not depend on the number of processes and on gradient accumulation."""
+"""Losses, gradients and metrics do not depend on how batches are split, with launch configurations."""
 
+import re
+import sys
+from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env
+from torch import Tensor
 
+from hf_vit import HfViTForObjectDetection, HfViTModel
+from hf_vit.model.encoder import HfViTLayer
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers import distributed, trainings
-from ..helpers.models import TRAINING_CASES
+from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.processes import ROOT
 from ..helpers.references import assert_close
 from ..helpers.regularization import train_regularized
-from ..helpers.trainings import DTYPES, GLOBAL_BATCH, NUM_TEST, NUM_TRAIN, digits_trainer, train_augmented, train_case
+from ..helpers.trainings import (
+    DTYPES,
+    GLOBAL_BATCH,
+    NUM_TEST,
+    NUM_TRAIN,
+    TRAINERS,
+    backward_of_parts,
+    digits_trainer,
+    loss_of_evaluation,
+    step_of_case,
+    train_augmented,
+    train_case,
+)
 
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest expected value
@@ -69,7 +91,9 @@ def test_gradients_are_those_of_one_batch(
     ("name", "kind"),
     [("queries", None), ("deformable", None), ("keypoints", None), ("queries", "features"), ("keypoints", "features")],
 )
-def test_unequal_batches_of_a_step_count_by_their_objects_and_images(name: str, kind: str | None, tmp_path: Path) -> None:
+def test_unequal_batches_of_a_step_count_by_their_objects_and_images(
+    name: str, kind: str | None, tmp_path: Path
+) -> None:
     at_once, in_parts = (
         train_case(tmp_path, name, "float64", *split, num_images=5, kind=kind) for split in ((5, 1), (2, 3))
     )
@@ -131,3 +155,97 @@ def test_an_evaluation_is_of_all_images_at_once_even_if_training_drops_the_last_
     assert sum(len(batch["labels"]) for batch in trainer.get_eval_dataloader()) == NUM_TEST
     assert len(trainer.get_train_dataloader()) == NUM_TRAIN // GLOBAL_BATCH
     assert trainer.args.dataloader_drop_last
+
+
+TOLERANCE = 1e-9  # relative to the largest value, in float64
+# Maps the name of a split to images per forward pass, forward passes per step, and number of processes.
+SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
+
+whole_or_parts = cache(backward_of_parts)
+
+
+def distance(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """Return the gradients computed in two processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any, Any]], tmp_path: Path) -> None:
+    size, accumulate, num_processes = SPLITS[split]
+    if num_processes == 1:
+        results = [step_of_case(tmp_path, name, trainer, size, accumulate)]
+    else:
+        results = [process[name, trainer] for process in processes]
+    # Losses of accumulated batches are normalized separately for batch norm, for a contrastive loss, and if the
+    # Trainer of transformers divides by the number of objects in each batch.
+    case = TRAINING_CASES[name]
+    is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection
+    is_split = accumulate > 1 and (is_own or not case.accumulates)
+    whole = whole_or_parts(name, GLOBAL_BATCH)
+    expected = whole_or_parts(name, size, counts_all=trainer == "HfViTTrainer") if is_split else whole
+    for result in results:
+        assert result["world_size"] == num_processes
+        loss, gradient = (distance(result[key], expected[key]) for key in ("losses", "gradients"))
+        from_whole = distance(result["gradients"], whole["gradients"])
+        note = f" (parts computed separately; difference from the whole batch: {from_whole:.2f})" if is_split else ""
+        sys.stdout.write(f"{name:24}{trainer:22}{split:17}loss {loss:.0e} gradient {gradient:.0e}{note}\n")
+        assert max(loss, gradient) <= TOLERANCE
+        assert (from_whole > TOLERANCE) is is_split
+    # In evaluation, transformers computes the loss of image-text pairs only if the collator requests it, as for CLIP.
+    if split == "1x8" and "input_ids" not in case.make_batch(small_config(**case.overrides), 2):
+        found, alone = loss_of_evaluation(tmp_path, name, trainer)
+        assert found == pytest.approx(alone, rel=TOLERANCE)
+
+
+FOLDER = ROOT / "scripts" / "accelerate"
+# Maps the name of a configuration to its numbers of machines and processes, and whether it uses CPU, DDP and FSDP.
+CONFIGS = {
+    "one_cpu": (1, 1, True, False, False),
+    "one_gpu": (1, 1, False, False, False),
+    "eight_gpus": (1, 8, False, True, False),
+    "eight_gpus_fsdp": (1, 8, False, False, True),
+    "two_nodes": (2, 16, False, True, False),
+}
+
+
+def read(name: str, *options: str) -> Namespace:
+    """Return the parsed configuration of an `accelerate launch` command line."""
+    command = ["--config_file", str(FOLDER / f"{name}.yaml"), "--main_process_port", "0", *options, "train.py"]
+    return _validate_launch_command(launch_command_parser().parse_args(command))[0]
+
+
+def test_every_configuration_starts_what_its_name_says_and_says_how_it_is_used_and_whether_it_was_run() -> None:
+    assert {file.stem for file in FOLDER.iterdir()} == CONFIGS.keys()
+    for name, expected in CONFIGS.items():
+        header = re.match(r"(#.*\n)+", (FOLDER / f"{name}.yaml").read_text())[0]
+        assert f"accelerate launch --config_file scripts/accelerate/{name}.yaml " in header
+        assert re.search("^# (Run|Not run: needs .*)\\.", header, flags=re.MULTILINE)
+        found = vars(read(name))
+        names = ("num_machines", "num_processes", "use_cpu", "multi_gpu", "use_fsdp")
+        assert tuple(found[name] for name in names) == expected
+        assert found["mixed_precision"] == ("no" if name == "one_cpu" else "bf16")
+    found = read("two_nodes", "--machine_rank", "1", "--main_process_ip", "10.0.0.1")
+    assert (found.machine_rank, found.main_process_ip, found.num_machines) == (1, "10.0.0.1", 2)
+
+
+def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in prepare_multi_gpu_env(read("eight_gpus_fsdp")).items():
+        if name.startswith(("FSDP_", "ACCELERATE_")):
+            monkeypatch.setenv(name, value)
+    # The Trainer's accelerator also creates the FSDP plugin without arguments.
+    plugin, model = FullyShardedDataParallelPlugin(), HfViTModel(small_config())
+    plugin.set_auto_wrap_policy(model)
+    is_wrapped = partial(plugin.auto_wrap_policy, recurse=False, nonwrapped_numel=0)
+    assert {type(module) for module in model.modules() if is_wrapped(module=module)} == {HfViTLayer}
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
