@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ..helpers.references import assert_close
+
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 # Tensors without effect on outputs: key biases, which the softmax cancels, and counters of training steps.
@@ -41,6 +43,20 @@ def assert_all_matter(source: nn.Module, outputs: Mapping[str, Tensor], unused: 
     for (name, weight), change in zip(weights.items(), gradients, strict=True):
         effect = 0.0 if change is None else float((change * weight.detach()).abs().max())
         assert effect > 1e-6, f"{name} hardly matters: {effect}"
+
+
+def open_whole(model_class: type[Any], place: Path, **options: Any) -> Any:
+    """Open a checkpoint, assert that its tensors are those of the model, and return the model."""
+    model, info = model_class.from_pretrained(place, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    return model
+
+
+def assert_same_outputs(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
+    """Assert that each expected output varies and is equal to the actual one."""
+    for name, value in expected.items():
+        assert value.std() >= 0.1, f"{name} hardly varies"
+        assert_close(actual[name], value, tolerance, name)
 
 
 def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
