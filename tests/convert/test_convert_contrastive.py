@@ -1,60 +1,41 @@
 """CLIP and SigLIP of transformers, converted with both towers: outputs, loss, gradients, sensitivity to tensors."""
 
 import json
-import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
-from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor, cli
+from hf_vit import HfViTForZeroShotImageClassification, HfViTModel
 from hf_vit.convert.families import clip
-from hf_vit.training import train_tokenizer
 
-from ..helpers import references
-from ..helpers.references import assert_close, draw_weights
-from .comparisons import assert_all_matter, dtypes, reconfigure
-from .test_convert_families import flattened
+from ..helpers.references import assert_close
+from .comparisons import assert_all_matter, dtypes, open_whole, reconfigure
+from .sources import SHAPE, SIGLIP_2, draw_source, flattened
 
 
-# Large epsilons: converting them to other values would change the outputs visibly.
-SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
-SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
+# A large epsilon: converting it to another value would change the outputs visibly.
 TEXT = {
-    "vocab_size": 30,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 40,
-    "max_position_embeddings": 7,
-    "layer_norm_eps": 2e-3,
+    **{"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"intermediate_size": 40, "max_position_embeddings": 7, "layer_norm_eps": 2e-3},
 }
-CLIP_TEXT = {**TEXT, "eos_token_id": 29}
-TO_IMAGES = {**TEXT, "projection_size": 32}
-BUILD: dict[str, Callable[[], nn.Module]] = {
+CLIP_TEXT, TO_IMAGES = {**TEXT, "eos_token_id": 29}, {**TEXT, "projection_size": 32}
+BUILD = {
     "clip": lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=SHAPE, text_config=CLIP_TEXT, projection_dim=20)),
     "siglip": lambda: hf.SiglipModel(hf.SiglipConfig(vision_config=SHAPE, text_config=TO_IMAGES)),
     "siglip2": lambda: hf.Siglip2Model(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TO_IMAGES)),
 }
-kinds = pytest.mark.parametrize("kind", BUILD)
 OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
 
 
-def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    source = BUILD[kind]()
-    draw_weights(source)
-    with torch.no_grad():  # a small scale, so that logits vary and the loss is not zero
-        source.logit_scale.fill_(1.0)
-    source.eval().to(dtype).save_pretrained(folder)
+def save_source(kind, folder, dtype=torch.float32):
+    source = draw_source(BUILD[kind]()).to(dtype)
+    source.save_pretrained(folder)
     return source
 
 
-def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def draw_inputs(dtype):
     """Return images, and texts of maximum length that end at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(29, (3, 7), generator=generator)
@@ -62,24 +43,15 @@ def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.randn(3, 3, 32, 32, generator=generator).to(dtype).requires_grad_(), texts
 
 
-def run_source(source: nn.Module, kind: str, images: Tensor, texts: Tensor, **options: Any) -> Any:
-    inputs = {"pixel_values": images}
-    if kind == "siglip2":
-        inputs = flattened(images)
-        inputs["pixel_attention_mask"] = torch.ones(3, 16, dtype=torch.long)
-        inputs["spatial_shapes"] = torch.tensor([[4, 4]] * 3)
-    return source(input_ids=texts, **inputs, return_loss=True, **options)
-
-
-@kinds
+@pytest.mark.parametrize("kind", BUILD)
 @dtypes
-def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_equals_source(kind, dtype, tmp_path):
     source = save_source(kind, tmp_path, dtype)
-    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values()), info
+    model = open_whole(HfViTForZeroShotImageClassification, tmp_path)
     images, texts = draw_inputs(dtype)
-    expected = run_source(source, kind, images, texts, output_hidden_states=True)
-    actual = model(texts, images, return_loss=True, output_hidden_states=True)
+    options = {"return_loss": True, "output_hidden_states": True}
+    inputs = flattened(images) if kind == "siglip2" else {"pixel_values": images}
+    expected, actual = source(input_ids=texts, **inputs, **options), model(texts, images, **options)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     for name in (*OUTPUTS, "loss"):
         assert name == "loss" or expected[name].std() >= 0.1, f"{name} hardly varies"
@@ -110,7 +82,7 @@ def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_attention_mask_of_clip_hides_what_it_hides_there(tmp_path: Path) -> None:
+def test_attention_mask_of_clip_hides_what_it_hides_there(tmp_path):
     source = save_source("clip", tmp_path)
     model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
     _, texts = draw_inputs(torch.float32)
@@ -120,7 +92,7 @@ def test_attention_mask_of_clip_hides_what_it_hides_there(tmp_path: Path) -> Non
 
 
 @torch.no_grad()
-def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
+def test_texts_for_siglip_are_filled_up(tmp_path):
     source = save_source("siglip", tmp_path)
     model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
     texts = draw_inputs(torch.float32)[1][:, :4]
@@ -138,7 +110,7 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("eos", "end"), [(2, 29), (5, 5), (49407, None)])
 @torch.no_grad()
-def test_texts_of_clip_end_where_its_file_says(eos: int, end: int | None, tmp_path: Path) -> None:
+def test_texts_of_clip_end_where_its_file_says(eos, end, tmp_path):
     save_source("clip", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     reconfigure(tmp_path, text_config={**config["text_config"], "eos_token_id": eos})
@@ -151,39 +123,29 @@ def test_texts_of_clip_end_where_its_file_says(eos: int, end: int | None, tmp_pa
     assert_close(model.get_text_features(texts).pooler_output, expected, 1e-4, "texts")
 
 
-@pytest.mark.parametrize(
-    ("config_class", "fields"),
-    [
+def test_defaults_of_the_text_tower_are_those_of_the_source():
+    for config_class, fields in (
         (hf.CLIPTextConfig, clip.text_fields),
         (hf.SiglipTextConfig, clip.siglip_text_fields),
         (hf.Siglip2TextConfig, clip.siglip_text_fields),
-    ],
-)
-def test_defaults_of_the_text_tower_are_those_of_the_source(
-    config_class: type[Any], fields: Callable[..., Any]
-) -> None:
-    theirs = config_class().to_dict()
-    ours = HfViTForZeroShotImageClassification.config_class(**fields({})).text_config
-    for name in clip.SIGLIP_TEXT_DEFAULTS:
-        assert getattr(ours, name) == theirs[name], name
-    if ours.pad_token_id is not None:
-        assert ours.pad_token_id == theirs["pad_token_id"]
-    else:
-        assert ours.eos_token_id == theirs["eos_token_id"]
-    ends = {"eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
-    of_training = {"attention_dropout", "initializer_range", "initializer_factor"}
-    inherited = hf.PreTrainedConfig().to_dict().keys()
-    assert theirs.keys() - inherited - {"model_type"} <= {*clip.SIGLIP_TEXT_DEFAULTS} | ends | of_training
-
-
-def test_older_dictionary_of_the_texts_of_clip_wins() -> None:
+    ):
+        theirs = config_class().to_dict()
+        ours = HfViTForZeroShotImageClassification.config_class(**fields({})).text_config
+        for name in clip.SIGLIP_TEXT_DEFAULTS:
+            assert getattr(ours, name) == theirs[name], name
+        end = "eos_token_id" if ours.pad_token_id is None else "pad_token_id"
+        assert getattr(ours, end) == theirs[end]
+        known = {"eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
+        known |= {"attention_dropout", "initializer_range", "initializer_factor", "model_type"}  # of training
+        assert theirs.keys() - hf.PreTrainedConfig().to_dict().keys() <= {*clip.SIGLIP_TEXT_DEFAULTS} | known
+    # The older dictionary of CLIP has priority.
     config = {"text_config": {"num_hidden_layers": 3, "eos_token_id": 2}, "text_config_dict": {"hidden_size": 64}}
     fields = clip.text_fields(config)["text_config"]
     assert fields == {"hidden_size": 64, "hidden_act": "quick_gelu", "eos_token_id": 49407}
 
 
-@kinds
-def test_image_tower_opens_alone_and_a_lost_tensor_is_named(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BUILD)
+def test_image_tower_opens_alone_and_a_lost_tensor_is_named(kind, tmp_path):
     save_source(kind, tmp_path)
     expected = HfViTForZeroShotImageClassification.from_pretrained(tmp_path).model.state_dict()
     model, info = HfViTModel.from_pretrained(tmp_path, output_loading_info=True)
@@ -194,23 +156,3 @@ def test_image_tower_opens_alone_and_a_lost_tensor_is_named(kind: str, tmp_path:
     save_file({**tensors, "text_model.encoder.layers.7.layer_norm1.weight": more}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"Left over: text_model\.encoder\.layers\.7\.layer_norm1\.weight"):
         HfViTModel.from_pretrained(tmp_path)
-
-
-@kinds
-def test_script_converts_and_compares_both_towers(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_source(kind, tmp_path / "theirs")
-    if kind == "clip":
-        train_tokenizer(["a dog", "a cat"], 300, 7).save_pretrained(tmp_path / "theirs")
-    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    printed = capsys.readouterr().out
-    for size in ("32x32", "24x40"):
-        for output in ("hidden_states", "image_embeds", "text_embeds", "logits_per_image"):
-            assert re.search(rf"{size}  {output} .* equal", printed), output
-    assert 'pipeline("zero-shot-image-classification"' in (tmp_path / "ours" / "README.md").read_text()
-    if kind == "clip":
-        processor = HfViTProcessor.from_pretrained(tmp_path / "ours")
-        assert processor.tokenizer.eos_token == "<eos>"
-    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
-    assert HfViTModel.from_pretrained(tmp_path / "features").config.hidden_size == 32

@@ -1,8 +1,5 @@
 """Image size, patch size and channels as arguments of from_pretrained, for our checkpoints and published ones."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers as hf
@@ -18,7 +15,7 @@ from ..helpers.references import draw_weights
 SHAPE = {name: value for name, value in references.SHAPE.items() if name != "intermediate_size"}
 DENSE_CLASSES = MODEL_CLASSES[3:]
 # Small heads that support two blocks.
-SMALL_HEADS: dict[str, Any] = {
+SMALL_HEADS = {
     "segmentation_config": {"hidden_size": 8},
     "universal_segmentation_config": {"num_blocks": 1, "num_queries": 5},
     "depth_config": {"neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8},
@@ -27,7 +24,7 @@ SMALL_HEADS: dict[str, Any] = {
 
 
 @pytest.fixture(params=["own", "foreign"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def folder(request, tmp_path):
     """Save a DINOv2 with registers, as published or by this package."""
     config = hf.Dinov2WithRegistersConfig(**SHAPE, mlp_ratio=2, num_register_tokens=2, num_labels=5)
     source = hf.Dinov2WithRegistersForImageClassification(config)
@@ -53,7 +50,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     ],
     ids=str,
 )
-def test_geometry_changes_as_after_loading(model_class: type[Any], geometry: dict[str, Any], folder: Path) -> None:
+def test_geometry_changes_as_after_loading(model_class, geometry, folder):
     changed, info = model_class.from_pretrained(folder, output_loading_info=True, **geometry, **SMALL_HEADS)
     expected = model_class.from_pretrained(folder, **SMALL_HEADS)
     apply_geometry(expected, **geometry)
@@ -69,7 +66,7 @@ def test_geometry_changes_as_after_loading(model_class: type[Any], geometry: dic
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.items())
 
 
-def test_an_enlarged_image_under_enlarged_patches_looks_the_same(folder: Path) -> None:
+def test_an_enlarged_image_under_enlarged_patches_looks_the_same(folder):
     images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(8, 2)
     images = images.repeat_interleave(8, 3)  # constant patches, which enlarging does not blur
     enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
@@ -82,7 +79,7 @@ def test_an_enlarged_image_under_enlarged_patches_looks_the_same(folder: Path) -
         torch.testing.assert_close(gray(images[:, :1]).logits, model(repeated).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_registers_are_added_behind_the_old_ones(folder: Path) -> None:
+def test_registers_are_added_behind_the_old_ones(folder):
     before = HfViTModel.from_pretrained(folder).embeddings.register_tokens
     after = HfViTModel.from_pretrained(folder, num_register_tokens=5).embeddings.register_tokens
     assert torch.equal(after[:, :2], before)
@@ -92,7 +89,7 @@ def test_registers_are_added_behind_the_old_ones(folder: Path) -> None:
         HfViTModel.from_pretrained(folder, image_size=30)
 
 
-def test_the_cls_token_goes_with_a_pooling_that_does_without(folder: Path) -> None:
+def test_the_cls_token_goes_with_a_pooling_that_does_without(folder):
     with pytest.raises(ValueError, match="needs the CLS token"):
         HfViTModel.from_pretrained(folder, use_cls_token=False)
     model = HfViTForImageClassification.from_pretrained(folder, use_cls_token=False, pooling="mean", num_labels=3)
@@ -100,7 +97,7 @@ def test_the_cls_token_goes_with_a_pooling_that_does_without(folder: Path) -> No
     assert model(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 3)
 
 
-def test_a_cls_token_comes_with_the_pooling_that_needs_it(tmp_path: Path) -> None:
+def test_a_cls_token_comes_with_the_pooling_that_needs_it(tmp_path):
     hf.IJepaModel(hf.IJepaConfig(**SHAPE, intermediate_size=64)).save_pretrained(tmp_path)
     model = HfViTModel.from_pretrained(tmp_path, use_cls_token=True, pooling="cls")
     outputs = model(torch.zeros(1, 3, 32, 32))

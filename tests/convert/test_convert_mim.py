@@ -2,71 +2,56 @@
 
 import argparse
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
-from hf_vit import HfViTForMaskedImageModeling, HfViTForSemanticSegmentation, HfViTModel, cli
+from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 
-from ..helpers import references
 from ..helpers.models import SMALL
-from ..helpers.references import assert_close, draw_weights
-from .comparisons import assert_all_matter, assert_same_weights, dtypes, gradient
+from ..helpers.references import assert_close
+from .comparisons import assert_all_matter, assert_same_weights, dtypes, gradient, open_whole
+from .sources import SHAPE, draw_images, draw_source
 
 
-# A large epsilon: converting it to another value would change the outputs visibly.
-SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DECODER = SMALL["masked_image_modeling_config"]
 HEAD = "masked_image_modeling_head."
-KINDS = ["mae", "plain pixels", "simmim"]
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Save a model of transformers with random weights, including the fixed position tables of MAE."""
+def save(source, folder, dtype=torch.float32):
+    draw_source(source).to(dtype).save_pretrained(folder)
+    return source
+
+
+def save_source(kind, folder, dtype=torch.float32):
     if kind == "simmim":
-        source: Any = hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, encoder_stride=8, qkv_bias=False))
-    else:
-        options = {"norm_pix_loss": kind == "mae", "mask_ratio": 0.75 if kind == "mae" else 0.5}
-        source = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE, **DECODER, **options))
-        source.vit.embeddings.position_embeddings.requires_grad_()
-        positions = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(7))
-        source.decoder.decoder_pos_embed.data = F.pad(positions, (0, 0, 1, 0))
-    draw_weights(source)
-    source.eval().to(dtype).save_pretrained(folder)
-    return source.requires_grad_()
+        return save(
+            hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, encoder_stride=8, qkv_bias=False)), folder, dtype
+        )
+    options = {"norm_pix_loss": kind == "mae", "mask_ratio": 0.75 if kind == "mae" else 0.5}
+    return save(hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE, **DECODER, **options)), folder, dtype)
 
 
-def draw_images(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return images, and the noise that determines the mask."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(2, 3, 32, 32, generator=generator).to(dtype).requires_grad_()
-    return images, torch.rand(2, 16, generator=generator)
+NOISE = torch.rand(2, 16, generator=torch.Generator().manual_seed(2))  # determines the mask
 
 
-def run(model: nn.Module, kind: str, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def run(model, kind, images):
     """Return the predicted pixels and the loss."""
     if kind == "simmim":
-        outputs = model(images, bool_masked_pos=noise.argsort(dim=1) > 6)
+        outputs = model(images, bool_masked_pos=NOISE.argsort(dim=1) > 6)
         return outputs.reconstruction, outputs.loss
-    outputs = model(images, noise=noise)
+    outputs = model(images, noise=NOISE)
     return outputs.logits, outputs.loss
 
 
 @dtypes
-@kinds
-def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["mae", "plain pixels", "simmim"])
+def test_equals_source(kind, dtype, tmp_path):
     source = save_source(kind, tmp_path, dtype)
-    model, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values()), info
-    images, noise = draw_images(dtype)
-    expected, actual = run(source, kind, images, noise), run(model, kind, images, noise)
+    model, images = open_whole(HfViTForMaskedImageModeling, tmp_path), draw_images((32, 32), dtype)
+    expected, actual = run(source, kind, images), run(model, kind, images)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     assert expected[0].std() >= 0.1
     assert_close(actual[0], expected[0], tolerance, "pixels")
@@ -76,21 +61,21 @@ def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_close(gradient(actual[:1], images), gradient(expected[:1], images), tolerance, "gradient")
 
 
-def test_published_names_of_the_decoder_open_too(tmp_path: Path) -> None:
+def test_published_names_of_the_decoder_open_and_a_position_of_its_cls_token_is_refused(tmp_path):
     """The names are those of facebook/vit-mae-base; transformers saves the blocks under other names."""
     save_source("mae", tmp_path)
-    expected = HfViTForMaskedImageModeling.from_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = {
-        re.sub(r"^decoder\.(decoder_encoder\.layer|decoder_layers)\.", "decoder.decoder_layers.", name): tensor
-        for name, tensor in load_file(file).items()
-    }
+    expected, file = HfViTForMaskedImageModeling.from_pretrained(tmp_path), tmp_path / "model.safetensors"
+    blocks = re.compile(r"^decoder\.(decoder_encoder\.layer|decoder_layers)\.")
+    tensors = {blocks.sub("decoder.decoder_layers.", name): tensor for name, tensor in load_file(file).items()}
     assert "decoder.decoder_layers.1.attention.attention.query.weight" in tensors
     save_file(tensors, file)
     assert_same_weights(HfViTForMaskedImageModeling.from_pretrained(tmp_path), expected)
+    save_file({**tensors, "decoder.decoder_pos_embed": torch.ones(1, 17, 16)}, file)
+    with pytest.raises(ValueError, match="position embedding of the CLS token in the decoder of MAE is not zero"):
+        HfViTForMaskedImageModeling.from_pretrained(tmp_path)
 
 
-def test_options_come_along_and_can_be_changed(tmp_path: Path) -> None:
+def test_options_come_along_and_can_be_changed(tmp_path):
     save_source("plain pixels", tmp_path)
     model = HfViTForMaskedImageModeling.from_pretrained(tmp_path)
     assert model.options.to_dict() == {**DECODER, "mask_ratio": 0.5, "norm_pix_loss": False}
@@ -102,16 +87,7 @@ def test_options_come_along_and_can_be_changed(tmp_path: Path) -> None:
     assert config.use_mask_token
 
 
-@pytest.mark.parametrize(("kind", "model_class"), [("mae", HfViTModel), ("simmim", HfViTForSemanticSegmentation)])
-def test_all_other_models_open_the_encoder(kind: str, model_class: type[Any], tmp_path: Path) -> None:
-    save_source(kind, tmp_path)
-    model, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
-    assert {name for name in info["missing_keys"] if name.startswith(("model.", "embeddings."))} == set()
-    assert all(name.startswith(HEAD) for name in info["unexpected_keys"])
-    assert_same_weights(model.base_model, HfViTForMaskedImageModeling.from_pretrained(tmp_path).model)
-
-
-def test_what_other_checkpoints_do_not_contain_is_fresh(tmp_path: Path) -> None:
+def test_what_other_checkpoints_do_not_contain_is_fresh(tmp_path):
     hf.ViTMAEModel(hf.ViTMAEConfig(**SHAPE, **DECODER)).save_pretrained(tmp_path / "encoder")
     model, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert set(info["missing_keys"]) == {name for name in model.state_dict() if name.startswith(HEAD)}
@@ -120,14 +96,6 @@ def test_what_other_checkpoints_do_not_contain_is_fresh(tmp_path: Path) -> None:
     hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, encoder_stride=16)).save_pretrained(tmp_path / "wide")
     _, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "wide", output_loading_info=True)
     assert set(info["missing_keys"]) == {f"{HEAD}simmim.predictor.{leaf}" for leaf in ("weight", "bias")}
-
-
-def test_a_position_of_the_cls_token_in_the_decoder_is_refused(tmp_path: Path) -> None:
-    save_source("mae", tmp_path)
-    file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), "decoder.decoder_pos_embed": torch.ones(1, 17, 16)}, file)
-    with pytest.raises(ValueError, match="position embedding of the CLS token in the decoder of MAE is not zero"):
-        HfViTForMaskedImageModeling.from_pretrained(tmp_path)
 
 
 ORIGINAL = (
@@ -147,16 +115,11 @@ ORIGINAL = (
 )
 
 
-def save_original(folder: Path) -> nn.Module:
+def save_original(folder):
     """Save the model in the file format of the MAE repository."""
     wide = {"hidden_size": 128, "num_attention_heads": 2, "layer_norm_eps": 1e-6}
     decoder = {**DECODER, "decoder_hidden_size": 64, "decoder_num_attention_heads": 16, "norm_pix_loss": True}
-    source: Any = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE | wide, **decoder)).eval()
-    source.vit.embeddings.position_embeddings.requires_grad_()
-    positions = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(7))
-    source.decoder.decoder_pos_embed.data = F.pad(positions, (0, 0, 1, 0))
-    draw_weights(source)
-    source.save_pretrained(folder / "theirs")
+    source = save(hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE | wide, **decoder)), folder / "theirs")
     state = load_file(folder / "theirs" / "model.safetensors")
     for pattern, name in ORIGINAL:
         state = {re.sub(pattern, name, key): tensor for key, tensor in state.items()}
@@ -167,14 +130,13 @@ def save_original(folder: Path) -> nn.Module:
     return source
 
 
-def test_original_file_of_mae_opens_with_its_decoder(tmp_path: Path) -> None:
+def test_original_file_of_mae_opens_with_its_decoder(tmp_path):
     source, file = save_original(tmp_path), tmp_path / "mae.pth"
-    model, info = HfViTForMaskedImageModeling.from_pretrained(file, output_loading_info=True)
-    assert not any(info.values()), info
+    model = open_whole(HfViTForMaskedImageModeling, file)
     expected = {"decoder_hidden_size": 64, "decoder_num_hidden_layers": 2, "decoder_intermediate_size": 24}
     assert model.options.to_dict() == expected
-    images, noise = draw_images(torch.float32)
-    for actual, output in zip(run(model, "mae", images, noise), run(source, "mae", images, noise), strict=True):
+    images = draw_images((32, 32))
+    for actual, output in zip(run(model, "mae", images), run(source, "mae", images), strict=True):
         assert_close(actual, output, 1e-4, "outputs")
     options = {"norm_pix_loss": False, "decoder_num_attention_heads": 8}
     model = HfViTForMaskedImageModeling.from_pretrained(file, masked_image_modeling_config=options)
@@ -186,17 +148,3 @@ def test_original_file_of_mae_opens_with_its_decoder(tmp_path: Path) -> None:
     torch.save(content, file)
     model, info = HfViTForMaskedImageModeling.from_pretrained(file, output_loading_info=True)
     assert set(info["missing_keys"]) == {name for name in model.state_dict() if name.startswith(HEAD)}
-
-
-@pytest.mark.parametrize("kind", ["mae", "simmim"])
-def test_script_converts_and_compares_the_decoder(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_source(kind, tmp_path / "theirs")
-    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    printed = capsys.readouterr().out
-    assert re.search(rf"32x32  {'logits' if kind == 'mae' else 'reconstruction'} .* equal", printed)
-    assert re.search(r"24x40  hidden_states .* equal", printed)
-    assert "AutoModelForMaskedImageModeling" in (tmp_path / "ours" / "README.md").read_text()
-    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
-    assert HfViTModel.from_pretrained(tmp_path / "features").config.use_mask_token == (kind == "simmim")

@@ -11,39 +11,42 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, cli, list_families
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor, cli, list_families
 from hf_vit.convert import families_table, parity
 from hf_vit.convert.families import FAMILIES
+from hf_vit.training import train_tokenizer
 from hf_vit.training.publishing.hub import check_upload
 
-from ..helpers.fresh import run_command, run_without_package
+from ..helpers.fresh import run_with_package
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
+from .comparisons import assert_same_outputs
+from .sources import CASES, draw_images, run_source, save_source
+from .test_convert_contrastive import save_source as save_pair
+from .test_convert_mim import save_source as save_masked
+from .test_convert_timm import saved as save_timm
 
 
 SHAPE = {name: value for name, value in small_config().to_dict().items() if name in transformers.ViTConfig().to_dict()}
 
 
 @pytest.fixture
-def vit(tmp_path: Path) -> Path:
+def vit(tmp_path):
     """Return the folder of a transformers classifier with its image processor."""
     config = transformers.ViTConfig(**{**SHAPE, "id2label": {i: f"label {i}" for i in range(5)}})
     model = transformers.ViTForImageClassification(config)
     draw_weights(model)
     model.save_pretrained(tmp_path / "vit")
-    transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4] * 3).save_pretrained(
-        tmp_path / "vit"
-    )
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4] * 3)
+    processor.save_pretrained(tmp_path / "vit")
     return tmp_path / "vit"
 
 
-def convert(*arguments: str | Path) -> None:
+def convert(*arguments):
     cli.main(["convert", *map(str, arguments)])
 
 
-def test_converted_folder_is_whole_and_opens_without_the_package(
-    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_converted_folder_is_whole(vit, tmp_path, capsys):
     output = tmp_path / "ours"
     convert(vit, output)
     said = capsys.readouterr().out
@@ -58,25 +61,52 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
     assert "No weights were trained or changed" in card
     assert str(tmp_path) not in card
     assert HfViTImageProcessor.from_pretrained(output).image_mean == (0.4, 0.4, 0.4)
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.save(images, tmp_path / "images.pt")
-    expected = transformers.ViTForImageClassification.from_pretrained(vit)(images).logits
-    printed = run_without_package(
-        f"""
-import json, torch
-from transformers import AutoModelForImageClassification, pipeline
-model = AutoModelForImageClassification.from_pretrained({str(output)!r}, trust_remote_code=True)
-pipeline("image-classification", model={str(output)!r}, trust_remote_code=True)
-print(json.dumps(model(torch.load({str(tmp_path / "images.pt")!r})).logits.tolist()))
-""",
-        tmp_path / "fresh",
-    ).stdout
-    torch.testing.assert_close(torch.tensor(json.loads(printed.splitlines()[-1])), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_differing_outputs_are_not_written_unless_told(
-    vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+# Name of the source -> outputs that are compared for each image size, and words of the model card.
+TOWERS = ("hidden_states", "image_embeds", "text_embeds", "logits_per_image")
+PAIRS = ({"32x32": TOWERS, "24x40": TOWERS}, 'pipeline("zero-shot-image-classification"')
+MASKED = "AutoModelForMaskedImageModeling"
+COMPARED = {
+    "LW-DETR": ({"32x32": ("hidden_states", "logits", "pred_boxes")}, "pipeline_tag: object-detection"),
+    "ViTPose+, third expert": ({"48x32": ("heatmaps",)}, "pipeline_tag: keypoint-detection"),
+    "mae": ({"32x32": ("logits",), "24x40": ("hidden_states",)}, MASKED),
+    "simmim": ({"32x32": ("reconstruction",), "24x40": ("hidden_states",)}, MASKED),
+    **dict.fromkeys(("clip", "siglip", "siglip2"), PAIRS),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_outputs_of_every_task_are_compared(name, tmp_path, capsys):
+    (compared, words), case, (theirs, ours) = COMPARED[name], CASES.get(name), (tmp_path / "theirs", tmp_path / "ours")
+    save = save_source if case else save_masked if words == MASKED else save_pair
+    source = save(name, theirs)
+    if name == "clip":
+        train_tokenizer(["a dog", "a cat"], 300, 7).save_pretrained(theirs)
+    if "ViTPose" in name:
+        transformers.VitPoseImageProcessor(size={"height": 48, "width": 32}).save_pretrained(theirs)
+    chosen = (case and case.chosen) or {}
+    convert(theirs, ours, *(f"--{option}={value}" for option, value in chosen.items()))
+    said, card = capsys.readouterr().out, (ours / "README.md").read_text()
+    for size, outputs in compared.items():
+        for output in outputs:
+            assert re.search(rf"{size}  {output} .* equal", said), output
+    assert words in card
+    if case:
+        model, images = case.our_class.from_pretrained(ours), draw_images(case.sizes[0])
+        assert_same_outputs(case.run_ours(model, images), run_source(case, source, images), 1e-4)
+    else:
+        convert(theirs, tmp_path / "features", "--task", "features", "--skip_parity")
+        config = HfViTModel.from_pretrained(tmp_path / "features").config
+        assert (config.hidden_size, config.use_mask_token) == (32, name == "simmim")
+    if name == "clip":
+        assert HfViTProcessor.from_pretrained(ours).tokenizer.eos_token == "<eos>"
+    if "ViTPose" in name:
+        assert "dataset_index = 2" in card
+        assert json.loads((ours / "preprocessor_config.json").read_text())["do_affine_crop"] is True
+
+
+def test_differing_outputs_are_not_written_unless_told(vit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # a negative tolerance rejects all outputs
     with pytest.raises(SystemExit, match=r"Outputs differ .* nothing was written"):
         convert(vit, tmp_path / "ours")
@@ -86,7 +116,7 @@ def test_differing_outputs_are_not_written_unless_told(
     assert (tmp_path / "ours" / "model.safetensors").is_file()
 
 
-def test_changes_on_the_way_in(vit: Path, tmp_path: Path) -> None:
+def test_changes_on_the_way_in(vit, tmp_path):
     overrides = {"image_size": 64, "patch_size": 16, "num_channels": 1}
     convert(vit, tmp_path / "ours", "--config_overrides", json.dumps(overrides), "--task", "features")
     model = HfViTModel.from_pretrained(tmp_path / "ours")
@@ -97,7 +127,7 @@ def test_changes_on_the_way_in(vit: Path, tmp_path: Path) -> None:
     assert "image_size = 64, patch_size = 16, num_channels = 1" in (tmp_path / "ours" / "README.md").read_text()
 
 
-def test_half_precision_and_a_checkpoint_without_image_processor(vit: Path, tmp_path: Path) -> None:
+def test_half_precision_and_a_checkpoint_without_image_processor(vit, tmp_path):
     (vit / "preprocessor_config.json").unlink()
     convert(vit, tmp_path / "ours", "--dtype", "bfloat16", "--skip_parity")
     assert {tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()} == {torch.bfloat16}
@@ -106,7 +136,7 @@ def test_half_precision_and_a_checkpoint_without_image_processor(vit: Path, tmp_
     assert processor.image_mean == (0.5, 0.5, 0.5)
 
 
-def test_out_and_in_again(tmp_path: Path) -> None:
+def test_out_and_in_again(tmp_path):
     model = HfViTForImageClassification(small_config(position_antialias=True))
     draw_weights(model)
     model.save_pretrained(tmp_path / "ours")
@@ -117,7 +147,7 @@ def test_out_and_in_again(tmp_path: Path) -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_mistakes_are_explained(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_explained(vit, tmp_path, capsys):
     for arguments, message in (
         (["--config_overrides", "image_size=384"], r"'image_size=384' is not a JSON object"),
         (["--config_overrides", "[1]"], r"'\[1\]' is not a JSON object"),
@@ -137,7 +167,7 @@ def test_mistakes_are_explained(vit: Path, tmp_path: Path, capsys: pytest.Captur
         convert(tmp_path / "ours", tmp_path / "again", "--to", "vit", *changes)
 
 
-def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_alone_are_converted_without_a_report(tmp_path, capsys):
     model = timm.create_model("vit_base_patch16_224", img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
     torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
     convert(tmp_path / "weights.pth", tmp_path / "ours")
@@ -151,7 +181,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
     torch.testing.assert_close(actual, model.eval()(images), atol=1e-5, rtol=1e-4)
 
 
-def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> None:
+def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path):
     """For example, SigLIP has patches of 14 pixels and images of 384 pixels."""
     shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
     config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
@@ -164,21 +194,30 @@ def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> Non
     model(**processor(Image.new("RGB", (50, 40)), return_tensors="pt"))
 
 
-def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
+WITHOUT_TIMM = """
+import sys
+sys.modules["timm"] = None
+from hf_vit import HfViTModel, cli
+cli.main(["convert", "vit", "ours", "--skip_parity"])
+print("heads:", HfViTModel.from_pretrained("published").config.num_attention_heads)
+"""
+
+
+def test_conversion_takes_little_more_memory_than_the_checkpoint_and_no_timm(tmp_path):
     # In a separate process, with a checkpoint of 100 MiB.
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))
     model.to_empty(device="cpu").save_pretrained(tmp_path / "vit")
-    folders = (str(tmp_path / name) for name in ("vit", "ours"))
-    finished = run_command("convert", tmp_path, *folders, "--skip_parity", fresh=True)
-    found = re.search(r"Peak memory of conversion: (\d+) MiB, including (\d+) MiB", finished.stdout)
-    assert found, finished.stderr
-    size = (tmp_path / "vit" / "model.safetensors").stat().st_size / 2**20
-    assert int(found[1]) - int(found[2]) <= 1.2 * size
+    save_timm(tmp_path / "published")
+    said = run_with_package(WITHOUT_TIMM, tmp_path, fresh=True).stdout
+    found = re.search(r"Peak memory of conversion: (\d+) MiB, including (\d+) MiB", said)
+    assert found, said
+    assert int(found[1]) - int(found[2]) <= 1.2 * (tmp_path / "vit" / "model.safetensors").stat().st_size / 2**20
+    assert said.strip().endswith("heads: 4")
 
 
-def test_errors_leave_nothing_behind(vit: Path, tmp_path: Path) -> None:
+def test_errors_leave_nothing_behind(vit, tmp_path):
     weights = vit / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
@@ -202,7 +241,7 @@ def test_errors_leave_nothing_behind(vit: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_families_are_listed_once_and_as_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_families_are_listed_once_and_as_in_the_readme(capsys):
     convert("--list")
     table = capsys.readouterr().out.strip()
     assert table == families_table()

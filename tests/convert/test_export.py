@@ -1,8 +1,6 @@
 """Export to other layouts: other libraries compute the same outputs, and import restores the weights exactly."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +9,9 @@ import torch
 import transformers
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
-from torch import Tensor
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.convert import LAYOUTS, export_checkpoint
-from hf_vit.model.pretrained import HfViTPreTrainedModel
 
 from ..helpers.models import pixels, small_config
 from ..helpers.references import draw_weights
@@ -29,7 +25,7 @@ GATED = {"use_gated_mlp": True, "hidden_act": "silu", "intermediate_size": 88, "
 MEAN = {"pooling": "mean", "use_cls_token": False}
 NO_BIASES = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
 # Models that a layout can represent.
-CASES: list[tuple[str, type[HfViTPreTrainedModel], dict[str, Any]]] = [
+CASES = [
     ("vit", HfViTModel, {"use_pooler": True}),
     ("vit", CLASSIFIER, {"layer_norm_eps": 1e-12, "hidden_act": "relu", "qkv_bias": False, **NAMES}),
     ("vit", CLASSIFIER, {"num_channels": 1, "image_size": (16, 32)}),
@@ -54,13 +50,13 @@ CASES: list[tuple[str, type[HfViTPreTrainedModel], dict[str, Any]]] = [
 ]
 
 
-def build(model_class: type[HfViTPreTrainedModel], **options: Any) -> HfViTPreTrainedModel:
+def build(model_class, **options):
     model = model_class(small_config(**options)).eval()
     draw_weights(model)
     return model
 
 
-def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
+def run_theirs(layout, folder, images):
     """Open a folder with its library and assert that no weight is missing or unexpected."""
     if layout == "timm":
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -75,9 +71,7 @@ def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("layout", "model_class", "options"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
-def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
-    layout: str, model_class: type[HfViTPreTrainedModel], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_opens_elsewhere_with_the_same_outputs_and_comes_back(layout, model_class, options, tmp_path):
     model, folder = build(model_class, **options), tmp_path / "exported"
     export_checkpoint(model, folder, layout)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "exported", "model.safetensors"]
@@ -120,15 +114,13 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
         ("swin", {}, "Unknown export layout 'swin'.* vit, deit"),
     ],
 )
-def test_what_a_layout_cannot_express_is_refused(
-    layout: str, options: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_what_a_layout_cannot_express_is_refused(layout, options, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         export_checkpoint(build(HfViTForImageClassification, **options), tmp_path / "exported", layout)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_refused_with_the_cure(tmp_path):
     folder = tmp_path / "exported"
     with pytest.raises(ValueError, match=r"mean of both tokens.*Export an HfViTForImageClassification"):
         export_checkpoint(build(HfViTModel, use_distillation_token=True), folder, "timm")
@@ -145,9 +137,7 @@ def test_what_cannot_be_exported_is_refused_with_the_cure(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("layout", ["vit", "deit", "timm"])
-def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(
-    layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(layout, tmp_path, caplog):
     options = {**[case for case in CASES if case[0] == layout][-1][2], "use_distillation_token": layout == "deit"}
     model, folder = build(HfViTForImageClassification, use_mask_token=True, **options), tmp_path / "exported"
     with caplog.at_level("WARNING", "hf_vit"):
@@ -168,7 +158,7 @@ PROCESSORS = [
 
 @pytest.mark.parametrize("options", PROCESSORS, ids=["exact", "crop"])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_image_processor_goes_along(layout: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_image_processor_goes_along(layout, options, tmp_path):
     _, model_class, config = next(case for case in CASES if case[0] == layout)
     processor, folder = HfViTImageProcessor(**options), tmp_path / "exported"
     export_checkpoint(build(model_class, **config), folder, layout, processor)

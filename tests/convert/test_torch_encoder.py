@@ -1,25 +1,17 @@
 """Conversion of ViTs on `nn.TransformerEncoder`, written as in tutorials."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from hf_vit import HfViTForImageClassification, HfViTModel
-from hf_vit.commands.convert import convert
-
-from ..helpers.fresh import run_with_package, run_without_package
-from ..helpers.hub import serve
 
 
 class ConvolutionViT(nn.Module):
     """Convolution for patches, CLS token, and a norm in the head."""
 
-    def __init__(self, width: int = 16, patch: int = 4, side: int = 28, channels: int = 1, **layer: Any) -> None:
+    def __init__(self, width=16, patch=4, side=28, channels=1, **layer):
         super().__init__()
         self.patcher = nn.Sequential(nn.Conv2d(channels, width, patch, patch), nn.Flatten(2))
         self.cls_token = nn.Parameter(torch.randn(1, 1, width))
@@ -29,17 +21,17 @@ class ConvolutionViT(nn.Module):
         self.encoder_blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
         self.mlp_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         patches = self.patcher(images).permute(0, 2, 1)
         tokens = torch.cat((self.cls_token.expand(len(images), -1, -1), patches), dim=1)
-        logits: Tensor = self.mlp_head(self.encoder_blocks(tokens + self.position_embeddings)[:, 0])
+        logits = self.mlp_head(self.encoder_blocks(tokens + self.position_embeddings)[:, 0])
         return logits
 
 
 class UnfoldViT(nn.Module):
     """Unfolded patches with a linear layer, positions as `nn.Embedding`, a norm in the encoder, and mean pooling."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.to_patch = nn.Linear(3 * 8 * 8, 24)
         self.pos_embedding = nn.Embedding(12, 24)
@@ -47,10 +39,10 @@ class UnfoldViT(nn.Module):
         self.transformer = nn.TransformerEncoder(block, 3, nn.LayerNorm(24), enable_nested_tensor=False)
         self.head = nn.Linear(24, 5)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
         tokens = self.transformer(self.to_patch(patches) + self.pos_embedding.weight)
-        logits: Tensor = self.head(tokens.mean(1))
+        logits = self.head(tokens.mean(1))
         return logits
 
 
@@ -58,7 +50,7 @@ GELU = {"num_attention_heads": 8, "hidden_act": "gelu", "norm_first": True}
 RELU = {"num_attention_heads": 4, "hidden_act": "relu", "norm_first": True, "image_size": [24, 32]}
 
 
-def saved(model: nn.Module, folder: Path, suffix: str = ".pth") -> str:
+def saved(model, folder, suffix=".pth"):
     """Save the weights of a model and return the file."""
     file = folder / f"notebook{suffix}"
     torch.save(model.state_dict(), file) if suffix == ".pth" else save_file(model.state_dict(), file)
@@ -71,9 +63,7 @@ def saved(model: nn.Module, folder: Path, suffix: str = ".pth") -> str:
     [(ConvolutionViT, GELU, (1, 28, 28)), (UnfoldViT, RELU, (3, 24, 32))],
     ids=["convolution", "unfold"],
 )
-def test_a_converted_model_has_the_logits_of_its_source(
-    kind: type[nn.Module], given: dict[str, Any], size: tuple[int, ...], suffix: str, tmp_path: Path
-) -> None:
+def test_a_converted_model_has_the_logits_of_its_source(kind, given, size, suffix, tmp_path):
     source = kind().eval()
     model = HfViTForImageClassification.from_pretrained(saved(source, tmp_path, suffix), **given).eval()
     images = torch.randn(2, *size)
@@ -97,25 +87,6 @@ def test_a_converted_model_has_the_logits_of_its_source(
     ],
     ids=["required", "post-norm", "width", "norm", "two heads", "unknown"],
 )
-def test_other_models_are_refused(model: nn.Module, given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_other_models_are_refused(model, given, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         HfViTModel.from_pretrained(saved(model, tmp_path), **given)
-
-
-PUBLISH = "from hf_vit.training import publish; publish('digits', 'user/digits')"
-OPEN = """
-    from transformers import pipeline
-    print(pipeline("image-classification", "user/digits", trust_remote_code=True)("gray.png")[0]["score"])
-"""
-
-
-def test_the_command_compares_and_a_pipeline_opens_the_published_model(tmp_path: Path) -> None:
-    source, lines = ConvolutionViT().eval(), list[str]()
-    convert(saved(source, tmp_path), tmp_path / "digits", **GELU, report=lines.append)
-    assert sum(line.endswith(" equal") for line in lines) == 2
-    Image.new("L", (28, 28), 51).save(tmp_path / "gray.png")
-    expected = source(torch.full((1, 1, 28, 28), 0.2)).softmax(-1).max().item()
-    with serve(tmp_path / "hub") as hub:
-        run_with_package(PUBLISH, tmp_path, **hub.client)
-        score = run_without_package(OPEN, tmp_path, **hub.client).stdout.split()[-1]
-    assert float(score) == pytest.approx(expected, abs=1e-4)

@@ -3,7 +3,6 @@
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
@@ -66,7 +65,7 @@ CASES = {
 }
 KEYPOINTS = Case("keypoint-detection", "", "ForKeypointDetection")  # transformers has no pipeline for keypoints
 ROUGH = ("depth", "panoptic", "instances")  # compared in float64: random models amplify rounding
-PREPARATIONS: dict[str, dict[str, Any]] = {
+PREPARATIONS = {
     "one size": {},
     "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
     "padded": {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8},
@@ -76,7 +75,7 @@ PREPARATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def photos(tmp_path_factory):
     """Return the paths of images of several sizes and formats."""
     folder, files = tmp_path_factory.mktemp("photos"), []
     for seed, size in enumerate(SIZES):
@@ -86,11 +85,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return train_tokenizer(["a dog runs on the grass", "two cats", "a red car"] * 3, 400, 40)
 
 
-def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", **processing: Any) -> dict[str, Any]:
+def build(case, tokenizer, position_embedding_type="learned", **processing):
     """Return the components of a pipeline, such as the model and the image processor, as keyword arguments."""
     options = {"ForObjectDetection": DETECTION}.get(case.model, {})
     if "ZeroShot" in case.model:
@@ -104,11 +103,11 @@ def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", 
     return {**parts, "tokenizer": tokenizer} if "ZeroShot" in case.model else parts
 
 
-def classifier(**options: Any) -> Any:
+def classifier(**options):
     return pipeline("image-classification", **build(CASES["classes"], None), **options)
 
 
-def assert_same(mine: Any, other: Any) -> None:
+def assert_same(mine, other):
     """Assert that two results are equal. Numbers may differ by up to 1e-5."""
     if isinstance(other, dict):
         assert mine.keys() == other.keys()
@@ -130,7 +129,7 @@ def assert_same(mine: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_the_stock_pipeline(name: str, photos: list[str], tokenizer: Any) -> None:
+def test_answers_are_those_of_the_stock_pipeline(name, photos, tokenizer):
     case = CASES[name]
     parts = build(case, tokenizer)
     if name in ROUGH:
@@ -159,7 +158,7 @@ BATCHED |= {"semantic": ("fixed size",)}
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_images_of_several_sizes_go_into_one_batch(name: str, photos: list[str]) -> None:
+def test_images_of_several_sizes_go_into_one_batch(name, photos):
     case = CASES[name]
     for preparation in BATCHED[name]:
         parts = build(case, None, **PREPARATIONS[preparation])
@@ -170,7 +169,7 @@ def test_images_of_several_sizes_go_into_one_batch(name: str, photos: list[str])
         assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
 
 
-def test_every_kind_of_image_is_read(photos: list[str]) -> None:
+def test_every_kind_of_image_is_read(photos):
     classify, data = classifier(), Path(photos[1]).read_bytes()
     pixels = np.array(Image.open(photos[1]))
     kinds = [photos[1], Path(photos[1]), data, bytearray(data), Image.open(photos[1]), pixels, torch.tensor(pixels)]
@@ -180,7 +179,7 @@ def test_every_kind_of_image_is_read(photos: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["classes", "features", "words", "semantic", "depth", "objects", "keypoints"])
-def test_nothing_is_answered_by_nothing(name: str, photos: list[str], tokenizer: Any) -> None:
+def test_nothing_is_answered_by_nothing(name, photos, tokenizer):
     case = CASES.get(name, KEYPOINTS)
     answer = pipeline(case.task, **build(case, tokenizer))
     for nothing in ([], (), KeyDataset([], "file"), (photo for photo in ())):
@@ -200,7 +199,7 @@ HALF |= {"instances": "float16", "depth": "bfloat16", "objects": "bfloat16", "ke
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_half_precision_with_fixed_positions(name: str, photos: list[str], tokenizer: Any, tmp_path: Path) -> None:
+def test_half_precision_with_fixed_positions(name, photos, tokenizer, tmp_path):
     case = CASES.get(name, KEYPOINTS)
     options = {**case.options, **({"threshold": 0.0} if name == "objects" else {})}
     preparation = PREPARATIONS["one size" if name == "keypoints" else "padded"]
@@ -229,7 +228,7 @@ def test_half_precision_with_fixed_positions(name: str, photos: list[str], token
             assert all(0 <= entry["score"] <= 1 for entry in own)
 
 
-def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(photos: list[str]) -> None:
+def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(photos):
     classify, large, sizes = classifier(), classifier(batch_size=3), []
     for model in (classify.model, large.model):
         model.register_forward_pre_hook(
@@ -252,7 +251,7 @@ def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(
             classifier()(photos, **options)
 
 
-def test_the_words_are_read_once(photos: list[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_are_read_once(photos, tokenizer, monkeypatch):
     parts, calls = build(CASES["words"], tokenizer), []
     read = parts["model"].get_text_features
     monkeypatch.setattr(parts["model"], "get_text_features", lambda **texts: calls.append(1) or read(**texts))
@@ -265,10 +264,10 @@ def test_the_words_are_read_once(photos: list[str], tokenizer: Any, monkeypatch:
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"num_workers": 0}, {"num_workers": 3}])
-def test_a_long_generator_is_read_only_a_little_ahead(options: dict[str, Any]) -> None:
+def test_a_long_generator_is_read_only_a_little_ahead(options):
     classify, taken = classifier(), []
 
-    def frames() -> Iterator[Image.Image]:
+    def frames():
         for number in range(10**6):
             taken.append(number)
             yield Image.new("L", (8, 8), number % 256)
@@ -281,10 +280,10 @@ def test_a_long_generator_is_read_only_a_little_ahead(options: dict[str, Any]) -
     answers.close()
 
 
-def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it() -> None:
+def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it():
     late = threading.Event()
 
-    def read(number: int) -> int:
+    def read(number):
         if number == 0:
             assert late.wait(30)
         if number == 3:
@@ -303,10 +302,10 @@ def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it() -> N
         assert not thread.is_alive()
 
 
-def test_a_source_may_wait_for_the_answer_or_raise(photos: list[str]) -> None:
+def test_a_source_may_wait_for_the_answer_or_raise(photos):
     classify, questions = classifier(), Queue[Any]()
 
-    def frames() -> Iterator[Image.Image]:
+    def frames():
         while (frame := questions.get(timeout=60)) is not None:
             yield frame
 
@@ -317,7 +316,7 @@ def test_a_source_may_wait_for_the_answer_or_raise(photos: list[str]) -> None:
         questions.put(Image.new("L", (8, 8)) if len(answers) < 4 else None)
     assert len(answers) == 4
 
-    def tape() -> Iterator[str]:
+    def tape():
         yield from photos[:3]
         raise KeyError("the end of the tape")
 
@@ -327,7 +326,7 @@ def test_a_source_may_wait_for_the_answer_or_raise(photos: list[str]) -> None:
     assert len(answers) == 3
 
 
-def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos: list[str], tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"no photo")
     files = [photos[0], str(tmp_path / "broken.jpg"), photos[1], "nowhere.png", 5, photos[2]]
     for num_workers in (0, 2):
@@ -341,7 +340,7 @@ def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos: list[str], 
     assert classify("nowhere.png", on_error="return").keys() == {"error"}
 
 
-def test_answers_go_into_another_pipeline(photos: list[str]) -> None:
+def test_answers_go_into_another_pipeline(photos):
     parts = build(CASES["depth"], None)
     answers = pipeline("depth-estimation", **parts)(KeyDataset([{"file": file} for file in photos], "file"))
     assert len(answers) == len(photos)
@@ -351,12 +350,12 @@ def test_answers_go_into_another_pipeline(photos: list[str]) -> None:
         len(classifier()(file for file in photos))
 
 
-def other_model() -> ViTForImageClassification:
+def other_model():
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).eval()
 
 
-def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(photos: list[str]) -> None:
+def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(photos):
     processor = ViTImageProcessor(size={"height": 32, "width": 32})
     stock = pipeline("image-classification", model=other_model(), image_processor=processor, batch_size=2)
     assert type(stock) is transformers.ImageClassificationPipeline
@@ -372,21 +371,19 @@ def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(ph
 class Faster(nn.Module):
     """Placeholder for an optimized model."""
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
+    def __init__(self, model, **options):
         super().__init__()
         self.model, self.options = model, options
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         outputs = self.model(*args, **kwargs)
         outputs["logits"] = outputs["logits"] * 2
         return outputs
 
 
 @pytest.mark.parametrize(("given", "batch_size"), [({"optimize": True}, 1), ({"optimize": {"int8": True}}, 4)])
-def test_the_model_is_made_fast_on_request(
-    given: dict[str, Any], batch_size: int, photos: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in: Any = types.ModuleType("hf_vit.inference.optimize")
+def test_the_model_is_made_fast_on_request(given, batch_size, photos, monkeypatch):
+    stand_in = types.ModuleType("hf_vit.inference.optimize")
     stand_in.optimize_for_inference = Faster
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     with pytest.raises(ValueError, match="optimize supports only hf_vit models, not ViTForImageClassification"):

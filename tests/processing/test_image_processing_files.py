@@ -1,7 +1,6 @@
 """Saved image processors: loaded with and without hf_vit and torchvision, and converted from other libraries."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from hf_vit.convert import load_image_processor
 from hf_vit.convert.image_processor import image_processor_options, timm_image_processor_options
 
 from ..convert.test_convert_image_processor import PUBLISHED, TIMM
-from ..helpers.fresh import run_python, run_with_package, run_without_package
-from ..helpers.hub import serve
+from ..helpers.fresh import run_python
 from ..helpers.images import BACKENDS, noise
 from ..helpers.processes import ROOT
 
@@ -246,41 +244,3 @@ def test_files_of_something_else_are_refused(tmp_path):
     write(tmp_path, "preprocessor_config.json", {"image_processor_type": "SamImageProcessor"})
     with pytest.raises(ValueError, match="Unknown image processor 'SamImageProcessor'"):
         HfViTImageProcessor.from_pretrained(tmp_path)
-
-
-def test_repositories_on_the_hub_are_read_like_folders(tmp_path):
-    write(tmp_path / "hub/user/dinov2", "preprocessor_config.json", PUBLISHED["facebook/dinov2-base"])
-    write(tmp_path / "hub/user/timm", "config.json", {"architecture": "vit", "pretrained_cfg": TIMM["augreg"]})
-    write(tmp_path / "hub/user/clip", "config.json", {"model_type": "clip"})
-    write(tmp_path / "hub/user/clip", "preprocessor_config.json", {"size": 192})
-    code = """
-        import hf_vit
-        for name in ("dinov2", "timm", "clip"):
-            print(hf_vit.HfViTImageProcessor.from_pretrained(f"user/{name}").size["shortest_edge"])
-    """
-    with serve(tmp_path / "hub") as server:
-        printed = run_with_package(code, tmp_path / "work", **server.client).stdout
-    assert printed.split() == ["256", "248", "192"]
-
-
-def test_without_the_package_foreign_options_are_refused(tmp_path):
-    HfViTImageProcessor().save_pretrained(tmp_path / "ours")
-    ViTImageProcessor().save_pretrained(tmp_path / "vit")
-    write(tmp_path / "timm", "config.json", {"pretrained_cfg": TIMM["augreg"]})
-    code = """
-        import sys
-        kind = type(transformers.AutoImageProcessor.from_pretrained(sys.argv[1], trust_remote_code=True))
-        print(kind.__name__)
-        for foreign in sys.argv[2:]:
-            try:
-                kind.from_pretrained(foreign)
-            except ValueError as error:
-                print(error)
-    """
-    folders = [os.fspath(tmp_path / name) for name in ("ours", "vit", "timm")]
-    name, vit, timm = run_without_package(code, tmp_path / "work", *folders).stdout.strip().splitlines()
-    assert name == "HfViTImageProcessor"
-    for folder, message in zip(folders[1:], (vit, timm), strict=True):
-        assert repr(folder) in message
-        assert "pip install ." in message
-    assert "ViTImageProcessor" in vit

@@ -1,8 +1,6 @@
 """Pipelines for keypoint and object detection: inputs, outputs, and use without hf_vit."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +39,7 @@ DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
 THRESHOLD = 0.3
 
 
-def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> dict[str, Any]:
+def with_threshold(overrides, threshold=THRESHOLD):
     """Return the configuration overrides with a score threshold for their tasks."""
     return {
         name: {**value, "score_threshold": threshold} if name.endswith("_config") else value
@@ -50,7 +48,7 @@ def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> d
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a folder with a keypoint model at `pose`, a detection model at `objects`, and two photos."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_class, config, crops in (
@@ -67,18 +65,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pipe(folder: Path) -> Any:
+def pipe(folder):
     """Return a pipeline of the model that uses the installed package and no Python code from the model folder."""
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
 
 
-def photo(folder: Path, number: int = 0) -> Image.Image:
+def photo(folder, number=0):
     return Image.open(folder / f"{number}.png")
 
 
-def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | None = None) -> list[dict[str, Any]]:
+def expected(folder, image, boxes, threshold=None):
     """Return predictions computed with the model and the image processor, without a pipeline."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
@@ -97,7 +95,7 @@ def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | No
     ]
 
 
-def assert_same(actual: list[dict], wanted: list[dict]) -> None:
+def assert_same(actual, wanted):
     assert len(actual) == len(wanted)
     for mine, other in zip(actual, wanted, strict=True):
         assert mine.keys() == other.keys()
@@ -107,7 +105,7 @@ def assert_same(actual: list[dict], wanted: list[dict]) -> None:
         assert np.allclose(mine["keypoints"], other["keypoints"], atol=1e-2)
 
 
-def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
+def test_it_says_what_the_model_says(folder, pipe):
     found = pipe(photo(folder), boxes=BOXES)
     assert_same(found, expected(folder, photo(folder), BOXES))
     json.dumps(found)  # results must be JSON-serializable
@@ -130,7 +128,7 @@ def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
         assert np.allclose(mine["scores"], other["scores"], atol=1e-5)
 
 
-def test_a_threshold_leaves_keypoints_out_and_that_of_the_model_is_the_default(folder: Path, pipe: Any) -> None:
+def test_a_threshold_leaves_keypoints_out_and_that_of_the_model_is_the_default(folder, pipe):
     scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
     found = pipe(photo(folder), boxes=BOXES, threshold=scores[4])
     assert sum(len(one["keypoints"]) for one in found) == len(scores) - 5
@@ -144,7 +142,7 @@ def test_a_threshold_leaves_keypoints_out_and_that_of_the_model_is_the_default(f
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, batch_size: int) -> None:
+def test_images_of_any_number_of_boxes_in_any_batch(folder, pipe, batch_size):
     files, boxes = [str(folder / f"{number}.png") for number in (0, 1, 0, 1)], [BOXES, [], None, BOXES[:1]]
     wanted = [expected(folder, photo(folder, i % 2), own) if own != [] else [] for i, own in enumerate(boxes)]
     rows = [{"image": file, "boxes": own} for file, own in zip(files, boxes, strict=True)]
@@ -161,8 +159,8 @@ def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, bat
             assert_same(found, own)
 
 
-def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any) -> None:
-    sizes: list[int] = []
+def test_a_batch_is_one_pass_of_the_model(folder, pipe):
+    sizes = []
     hook = pipe.model.register_forward_pre_hook(
         lambda _, args, inputs: sizes.append(len(inputs["pixel_values"])), with_kwargs=True
     )
@@ -171,7 +169,7 @@ def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any) -> None:
     assert sizes == [4, 1]
 
 
-def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
+def test_inputs_that_do_not_fit_are_refused(folder, pipe):
     for boxes, message in (
         ([1, 2, 3, 4], r"has the shape \(4,\), but must be \(N, 4\)"),
         ([[60, 2, 70, 9]], r"\[0\] is .* outside of its image of 50 x 40 pixels"),
@@ -189,7 +187,7 @@ def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
         pipe("nowhere.png")
 
 
-def test_repeated_boxes_are_left_out_on_request(folder: Path) -> None:
+def test_repeated_boxes_are_left_out_on_request(folder):
     detect = pipeline("object-detection", model=str(folder / "objects"))
     assert type(detect) is HfViTObjectDetectionPipeline
     whole = detect(photo(folder), threshold=0.0)
@@ -199,8 +197,8 @@ def test_repeated_boxes_are_left_out_on_request(folder: Path) -> None:
     assert all(one in whole for one in surest)
 
 
-def test_models_name_the_pipelines_that_know_them(folder: Path, tmp_path: Path) -> None:
-    def named(place: Path) -> Any:
+def test_models_name_the_pipelines_that_know_them(folder, tmp_path):
+    def named(place):
         return json.loads((place / "config.json").read_text()).get("custom_pipelines")
 
     assert named(folder / "pose") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
@@ -241,7 +239,7 @@ print(json.dumps([single, objects]))
 """
 
 
-def test_both_pipelines_open_where_the_package_is_not(folder: Path, pipe: Any, tmp_path: Path) -> None:
+def test_both_pipelines_open_where_the_package_is_not(folder, pipe, tmp_path):
     process = run_without_package(OPEN, tmp_path, str(folder), json.dumps(BOXES), json.dumps(THRESHOLD))
     assert "not supported" not in process.stderr
     keypoints, objects = json.loads(process.stdout.splitlines()[-1])

@@ -2,7 +2,6 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,14 +37,14 @@ SIZE = (12, 10)  # width, height
 ORIENTATION = 0x0112
 
 
-def rgba() -> Image.Image:
+def rgba():
     """Return an image with random colors and random alpha."""
     image = Image.fromarray(noise(10, 12, 3))
     image.putalpha(Image.fromarray(noise(10, 12, seed=1)))
     return image
 
 
-def write_files(folder: Path) -> dict[str, bool]:
+def write_files(folder):
     """Write a file of every format and return whether each has transparent pixels."""
     color, gray = Image.fromarray(noise(10, 12, 3)), Image.fromarray(noise(10, 12))
     palette, exif = color.quantize(16), Image.Exif()
@@ -82,7 +81,7 @@ def write_files(folder: Path) -> dict[str, bool]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("files")
     write_files(root / "train" / "any")
     (root / "train" / "other").mkdir()
@@ -90,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
+def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder):
     rows = load_image_classification(str(folder))["train"]
     assert not unreadable_images(rows, show_progress=False)
     processor = HfViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False)
@@ -119,7 +118,7 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
 
 XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 XMP_NAME = "turned by what XMP says"
-JPEGS: dict[str, dict[str, Any]] = {
+JPEGS = {
     "photo": {},
     "all colors": {"subsampling": 0},
     "half of the colors": {"subsampling": 1},
@@ -141,7 +140,7 @@ CODED = [
 
 @needs_torchcodec
 @pytest.mark.parametrize(("name", "mode"), [*((name, "RGB") for name in JPEGS), *CODED])
-def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchcodec_decodes_to_the_pixels_of_pil(name, mode, monkeypatch):
     options, exif = dict(JPEGS[name]), Image.Exif()
     exif.update(options.pop("exif", {}))
     smooth = Image.fromarray(noise(5, 4, 3)).resize((43, 29)).convert(mode)
@@ -161,8 +160,8 @@ def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypat
     assert len(shapes) == (0 if mode == "CMYK" or name == XMP_NAME else 2)
 
 
-def test_what_torchcodec_cannot_decode_is_left_to_pil(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: torch.Tensor, mode: str) -> torch.Tensor:
+def test_what_torchcodec_cannot_decode_is_left_to_pil(monkeypatch):
+    def fail(data, mode):
         raise RuntimeError("a new kind of JPEG")
 
     image, buffer = Image.fromarray(noise(10, 12, 3)), BytesIO()
@@ -173,7 +172,7 @@ def test_what_torchcodec_cannot_decode_is_left_to_pil(monkeypatch: pytest.Monkey
         assert torch.equal(read_image(buffer.getvalue(), num_channels=3), expected)
 
 
-def test_a_pipeline_gives_the_scores_of_an_evaluation(folder: Path, tmp_path: Path) -> None:
+def test_a_pipeline_gives_the_scores_of_an_evaluation(folder, tmp_path):
     torch.manual_seed(0)
     config = small_config(image_size=16, num_labels=2)
     model = HfViTForImageClassification(config).eval()
@@ -191,7 +190,7 @@ def test_a_pipeline_gives_the_scores_of_an_evaluation(folder: Path, tmp_path: Pa
     assert expected.std(dim=0).max() > 0.01
 
 
-def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(folder: Path, tmp_path: Path) -> None:
+def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(folder, tmp_path):
     wide = noise(10, 12).astype(np.uint16) * 257
     for name, image in {"a.png": Image.fromarray(wide), "b.tiff": Image.fromarray(wide / np.float32(65535))}.items():
         place = tmp_path / "train" / name[0] / name
@@ -206,14 +205,14 @@ def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(
         examples[0]
 
 
-def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transparent_images_are_named_also_for_the_card(tmp_path, monkeypatch):
     expected = write_files(tmp_path / "train" / "any")
     for name, is_transparent in expected.items():
         file = tmp_path / "train" / "any" / name
         assert has_transparency({"path": str(file), "bytes": None}) == is_transparent, name
         assert has_transparency({"path": None, "bytes": file.read_bytes()}) == is_transparent, name
     assert not has_transparency({"path": "nowhere.png", "bytes": None})
-    messages: list[str] = []
+    messages = []
     monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
     args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
     rows = load_unlabeled_images([str(tmp_path)])["train"]

@@ -1,7 +1,5 @@
 """The processor for images and texts, tokenizer training, and the transformers pipeline without hf_vit."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from PIL import Image
@@ -29,15 +27,15 @@ CAPTIONS = ["A dog runs on the grass.", "two cats sleep", "a red car", "the dog 
 
 
 @pytest.fixture(scope="module")
-def processor() -> HfViTProcessor:
+def processor():
     return build_processor(CAPTIONS)
 
 
-def photos(count: int) -> list[Image.Image]:
+def photos(count):
     return [Image.fromarray(noise(40, 50, 3, seed=seed)) for seed in range(count)]
 
 
-def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
+def test_trained_tokenizer_writes_any_text_and_reads_it_back():
     tokenizer = train_tokenizer(CAPTIONS * 3, 400, 40)
     for text in (*CAPTIONS, "Ein Hündchen 🐶, naïve  \n déjà-vu"):
         ids = tokenizer(text).input_ids
@@ -53,7 +51,7 @@ def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
         train_tokenizer(CAPTIONS, 300, 2)
 
 
-def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path: Path) -> None:
+def test_processor_prepares_images_and_texts(processor, tmp_path):
     inputs = processor(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
     assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated texts keep the end-of-text token
@@ -76,7 +74,7 @@ def test_processor_prepares_images_and_texts(processor: HfViTProcessor, tmp_path
     assert build_model(bert)(**inputs).logits_per_image.shape == (2, 2)
 
 
-def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Path) -> None:
+def test_processor_opens_as_it_was_saved(processor, tmp_path):
     pil = HfViTProcessor(HfViTImageProcessorPil.for_model(small_config()), processor.tokenizer)
     for name, saved in (("torchvision", processor), ("pil", pil)):
         saved.save_pretrained(tmp_path / name)
@@ -97,14 +95,14 @@ def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Pa
     assert type(AutoProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
 
 
-def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
+def test_a_hub_out_of_reach_is_no_missing_model(tmp_path):
     """With an empty cache and without a connection, the error names the connection, not a missing model."""
     message = "There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
     with pytest.raises(OSError, match=message):
         HfViTImageProcessor.from_pretrained("user/model", cache_dir=tmp_path, local_files_only=True)
 
 
-def test_an_image_processor_knows_the_task_of_its_model() -> None:
+def test_an_image_processor_knows_the_task_of_its_model():
     config = small_config(detection_config={"decoder": "queries", "num_queries": 2})
     keypoints, detector = HfViTForKeypointDetection(config), HfViTForObjectDetection(config)
     assert HfViTImageProcessor.for_model(keypoints).do_affine_crop
@@ -115,7 +113,7 @@ def test_an_image_processor_knows_the_task_of_its_model() -> None:
     assert HfViTImageProcessor.for_model(config).do_affine_crop
 
 
-def test_labels_of_annotations_keep_the_mask_of_padding() -> None:
+def test_labels_of_annotations_keep_the_mask_of_padding():
     """Training scripts collate only images and labels."""
     torch.manual_seed(0)
     model = HfViTForObjectDetection(small_config()).eval()
@@ -167,7 +165,7 @@ print("opened")
 """
 
 
-def test_opens_without_the_package_in_the_stock_pipeline(processor: HfViTProcessor, tmp_path: Path) -> None:
+def test_opens_without_the_package_in_the_stock_pipeline(processor, tmp_path):
     labels = ["dog", "red car", "cats"]
     texts = [f"a {label}" for label in labels]
     photo = tmp_path / "photo.png"

@@ -1,8 +1,6 @@
 """Image processor options chosen in training: sliding windows, and class-agnostic non-maximum suppression."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,20 +32,20 @@ print(json.dumps([found, segment.image_processor.window_scale]))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a folder with a saved model and photos of several sizes."""
     place = tmp_path_factory.mktemp("windows")
     model = HfViTForSemanticSegmentation(small_config(image_size=SIDE, num_labels=4))
     draw_weights(model)
     model.save_pretrained(place / "model")
-    options: dict[str, Any] = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8}
+    options = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8}
     HfViTImageProcessor(**options, window_scale=SCALE).save_pretrained(place / "model")
     for number, size in enumerate(SIZES):
         Image.fromarray(noise(9, 9, 3, seed=number)).resize(size).save(place / f"{number}.png")
     return place
 
 
-def segment_by_hand(folder: Path, number: int) -> np.ndarray:
+def segment_by_hand(folder, number):
     """Return the class map (H, W) of a photo at double size, from the mean logits of all windows at each pixel."""
     model = HfViTForSemanticSegmentation.from_pretrained(folder / "model").eval()
     plain = HfViTImageProcessor.from_pretrained(folder / "model")
@@ -68,7 +66,7 @@ def segment_by_hand(folder: Path, number: int) -> np.ndarray:
     return resized[0].argmax(dim=0).numpy()
 
 
-def test_pipelines_segment_windows_as_a_plain_loop_does(folder: Path, tmp_path: Path) -> None:
+def test_pipelines_segment_windows_as_a_plain_loop_does(folder, tmp_path):
     segment = pipeline("image-segmentation", model=str(folder / "model"))
     files = [str(folder / f"{number}.png") for number in range(len(SIZES))]
     by_hand = [segment_by_hand(folder, number) for number in range(len(SIZES))]
@@ -95,7 +93,7 @@ def test_pipelines_segment_windows_as_a_plain_loop_does(folder: Path, tmp_path: 
     assert not (by_hand[0] == expected.numpy()).all()
 
 
-def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused() -> None:
+def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused():
     processor = HfViTImageProcessor(size=(32, 48), window_scale=1.5)
     photo = Image.new("RGB", (90, 70))
     assert processor(photo, return_tensors="pt")["pixel_values"].shape[-2:] == (32, 48)
@@ -108,7 +106,7 @@ def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused() ->
             processor(photo, window_scale=value)
 
 
-def test_one_box_for_an_object_of_whatever_class(tmp_path: Path) -> None:
+def test_one_box_for_an_object_of_whatever_class(tmp_path):
     detection = {"decoder": "queries", "num_queries": 6}
     model = HfViTForObjectDetection(small_config(num_labels=3, detection_config=detection))
     draw_weights(model)
