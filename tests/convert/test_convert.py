@@ -1,4 +1,4 @@
-"""Opening published checkpoints: sources, file formats, and errors for unsupported ones."""
+"""Opening published checkpoints: file formats, arguments, other image sizes, and errors for unsupported ones."""
 
 import json
 
@@ -10,14 +10,15 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import open_source
+from hf_vit.model.adapt_inputs import apply_geometry
 
-from ..helpers.models import small_config
+from ..helpers.models import MODEL_CLASSES, small_config
 from ..helpers.references import SHAPE, draw_weights
 from .comparisons import assert_same_weights, reconfigure
+from .sources import DINOV2
 
 
 WEIGHTS = "model.safetensors"
-DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 
 
 def make_vit(**options):
@@ -112,33 +113,19 @@ def test_buffers_of_older_releases_are_left_out(tmp_path):
     assert_same_weights(HfViTModel.from_pretrained(tmp_path), expected)
 
 
-def test_a_damaged_file_is_named(folder):
-    content = (folder / WEIGHTS).read_bytes()
-    for damaged in (content[: len(content) // 2], content[:5], b""):
-        (folder / WEIGHTS).write_bytes(damaged)
-        with pytest.raises(OSError, match=rf"{WEIGHTS}' is damaged or truncated"):
-            HfViTModel.from_pretrained(folder)
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    (folder / "pytorch_model.bin").write_bytes(content[:100])
-    with pytest.raises(OSError, match=r"pytorch_model\.bin'"):
-        HfViTModel.from_pretrained(folder)
-
-
 def test_tensors_that_do_not_fit_are_named(folder):
     name = "vit.encoder.layer.1.output.dense.bias"
     rewrite(folder, **{name: None, "vit.stray": torch.zeros(1)})
-    with pytest.raises(
-        ValueError, match=rf"{WEIGHTS}.*Missing: encoder\.layer\.1\.output\.dense\.bias\. Left over: vit\.stray\."
-    ):
+    message = rf"{WEIGHTS}.*Missing: encoder\.layer\.1\.output\.dense\.bias\. Left over: vit\.stray\."
+    with pytest.raises(ValueError, match=message):
         HfViTModel.from_pretrained(folder)
     rewrite(folder, **{name: torch.zeros(7), "vit.stray": None})
     with pytest.raises(ValueError, match=rf"{WEIGHTS}': '{name}' \(7,\) .* of shape \(7,\), but .* requires \(32,\)"):
         HfViTModel.from_pretrained(folder)
     query = "vit.encoder.layer.1.attention.attention.query.weight"
     rewrite(folder, **{name: torch.zeros(32), query: torch.zeros(32, 7)})
-    with pytest.raises(
-        ValueError, match=rf"{WEIGHTS}': '{query}' \(32, 7\), .* cannot be converted to encoder.layers.1.attention.qkv"
-    ):
+    message = rf"{WEIGHTS}': '{query}' \(32, 7\), .* cannot be converted to encoder.layers.1.attention.qkv"
+    with pytest.raises(ValueError, match=message):
         HfViTModel.from_pretrained(folder)
 
 
@@ -160,7 +147,18 @@ def test_a_bad_configuration_is_named(folder, tmp_path):
             HfViTModel.from_pretrained(folder)
 
 
-def test_what_is_not_there_is_named(folder, tmp_path):
+def test_files_that_are_damaged_or_not_there_are_named(folder, tmp_path):
+    content = (folder / WEIGHTS).read_bytes()
+    for damaged in (content[: len(content) // 2], content[:5], b""):
+        (folder / WEIGHTS).write_bytes(damaged)
+        with pytest.raises(OSError, match=rf"{WEIGHTS}' is damaged or truncated"):
+            HfViTModel.from_pretrained(folder)
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(content[:100])
+    with pytest.raises(OSError, match=r"pytorch_model\.bin'"):
+        HfViTModel.from_pretrained(folder)
+    make_vit().save_pretrained(folder)
+    (folder / "pytorch_model.bin").unlink()
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(OSError, match=place.name):
@@ -175,22 +173,6 @@ def test_what_is_not_there_is_named(folder, tmp_path):
         HfViTModel.from_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "changes", "message"),
-    [
-        (hf.ViTModel, {"pooler_act": "gelu"}, {}, r"pooler_act='gelu'.*only 'tanh'"),
-        (hf.ViTModel, {"pooler_output_size": 8}, {}, r"output_size=8.*hidden_size=32"),
-        (hf.DINOv3ViTModel, {"value_bias": False}, {}, "'value_bias': False"),
-        (hf.DINOv3ViTModel, {}, {"apply_layernorm": False}, "apply_layernorm=False.*only apply_layernorm=True"),
-    ],
-)
-def test_variants_without_a_counterpart_are_refused(source, options, changes, message, tmp_path):
-    source(source.config_class(**SHAPE, **options)).save_pretrained(tmp_path)
-    reconfigure(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message):
-        HfViTModel.from_pretrained(tmp_path)
-
-
 def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
     converted = convert_checkpoint(open_source(folder))
     assert (converted.model_class, converted.family.name) == (HfViTForImageClassification, "ViT")
@@ -203,3 +185,91 @@ def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
     HfViTModel(small_config()).save_pretrained(tmp_path / "ours")
     with pytest.raises(ValueError, match=r"model\.safetensors' is a file of a checkpoint saved by.* Give its folder"):
         HfViTModel.from_pretrained(tmp_path / "ours" / WEIGHTS)
+
+
+DENSE_CLASSES = MODEL_CLASSES[3:]
+# Small heads that support two blocks.
+SMALL_HEADS = {
+    "segmentation_config": {"hidden_size": 8},
+    "universal_segmentation_config": {"num_blocks": 1, "num_queries": 5},
+    "depth_config": {"neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8},
+    "keypoint_config": {"hidden_size": 8},
+}
+
+
+@pytest.fixture(params=["own", "foreign"])
+def registers(request, tmp_path):
+    """Save a DINOv2 with registers, as published or by this package."""
+    config = hf.Dinov2WithRegistersConfig(**DINOV2, num_register_tokens=2, num_labels=5)
+    source = hf.Dinov2WithRegistersForImageClassification(config)
+    draw_weights(source)
+    source.save_pretrained(tmp_path / "foreign")
+    HfViTForImageClassification.from_pretrained(tmp_path / "foreign").save_pretrained(tmp_path / "own")
+    return tmp_path / request.param
+
+
+@pytest.mark.thinned(8)
+@pytest.mark.parametrize("model_class", MODEL_CLASSES)
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"image_size": 48},
+        {"image_size": (16, 40)},
+        {"patch_size": 4},
+        {"patch_size": 16, "image_size": 64},
+        {"num_channels": 1},
+        {"num_channels": 4},
+        {"num_register_tokens": 0},
+        {"num_channels": 1, "patch_size": 4, "image_size": 16, "num_register_tokens": 1},
+    ],
+    ids=str,
+)
+def test_geometry_changes_as_after_loading(model_class, geometry, registers):
+    changed, info = model_class.from_pretrained(registers, output_loading_info=True, **geometry, **SMALL_HEADS)
+    expected = model_class.from_pretrained(registers, **SMALL_HEADS)
+    apply_geometry(expected, **geometry)
+    fresh = info["missing_keys"]
+    assert bool(fresh) == (model_class in DENSE_CLASSES)
+    assert all(vars(changed.config)[name] == value for name, value in geometry.items())
+    assert changed.state_dict().keys() == expected.state_dict().keys()
+    state = changed.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.state_dict().items() if name not in fresh)
+    assert all(not name.startswith("model.") for name in fresh)
+    changed.save_pretrained(registers.parent / "changed")
+    again = model_class.from_pretrained(registers.parent / "changed").state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in again.items())
+
+
+def test_an_enlarged_image_under_enlarged_patches_looks_the_same(registers):
+    images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(8, 2)
+    images = images.repeat_interleave(8, 3)  # constant patches, which enlarging does not blur
+    enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    model = HfViTForImageClassification.from_pretrained(registers)
+    larger = HfViTForImageClassification.from_pretrained(registers, patch_size=16, image_size=64)
+    with torch.no_grad():
+        torch.testing.assert_close(larger(enlarged).logits, model(images).logits, atol=1e-3, rtol=1e-3)
+        gray = HfViTForImageClassification.from_pretrained(registers, num_channels=1)
+        repeated = images[:, :1].repeat(1, 3, 1, 1)
+        torch.testing.assert_close(gray(images[:, :1]).logits, model(repeated).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_registers_are_added_behind_the_old_ones_and_the_cls_token_goes_with_a_pooling_without_it(registers, tmp_path):
+    before = HfViTModel.from_pretrained(registers).embeddings.register_tokens
+    after = HfViTModel.from_pretrained(registers, num_register_tokens=5).embeddings.register_tokens
+    assert torch.equal(after[:, :2], before)
+    assert after.shape == (1, 5, 32)
+    assert after[:, 2:].std() > 0
+    with pytest.raises(ValueError, match="not a multiple of the patch"):
+        HfViTModel.from_pretrained(registers, image_size=30)
+    with pytest.raises(ValueError, match="needs the CLS token"):
+        HfViTModel.from_pretrained(registers, use_cls_token=False)
+    options = {"use_cls_token": False, "pooling": "mean", "num_labels": 3}
+    model = HfViTForImageClassification.from_pretrained(registers, **options)
+    assert model.model.embeddings.cls_token is None
+    assert model(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 3)
+    # A CLS token is added for a pooling that needs it.
+    hf.IJepaModel(hf.IJepaConfig(**SHAPE)).save_pretrained(tmp_path)
+    model = HfViTModel.from_pretrained(tmp_path, use_cls_token=True, pooling="cls")
+    outputs = model(torch.zeros(1, 3, 32, 32))
+    assert torch.equal(outputs.pooler_output, outputs.last_hidden_state[:, 0])
+    assert model.embeddings.position_embeddings.shape == (1, 17, 32)

@@ -1,6 +1,7 @@
 """Image processors of published checkpoints, compared with the library that they were published for."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from hf_vit.model.image_geometry import compute_resized_size
 
 from ..helpers.images import BACKENDS
 from .test_convert_files import drawn
-from .test_convert_open_clip import as_open_clip, make_source, model_cfg
+from .test_convert_open_clip import model_cfg, state_of_clip
 
 
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
@@ -50,9 +51,7 @@ def file(kind, **options):
     return {**STEPS, "image_processor_type": f"{kind}ImageProcessor", **options}
 
 
-UNSET = dict.fromkeys(
-    ("crop_size", "device", "disable_grouping", "do_center_crop", "do_convert_rgb", "return_tensors")
-)
+OFF = ("crop_size", "device", "disable_grouping", "do_center_crop", "do_convert_rgb", "return_tensors")
 DEPTH = {"do_pad": False, "size_divisor": None, "resample": 3}
 # preprocessor_config.json files from the Hub. Those of DeiT, MAE, MSN, I-JEPA and dense prediction are assembled from
 # the output of their classes.
@@ -71,7 +70,7 @@ PUBLISHED = {
     ),
     "facebook/dinov3-vits16-pretrain-lvd1689m": {
         **file("DINOv3ViT", data_format="channels_first", default_to_square=True, resample=2, **SQUARE, **IMAGENET),
-        **{"image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, **UNSET},
+        **{"image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, **dict.fromkeys(OFF)},
     },
     "openai/clip-vit-base-patch32": old_file(
         "CLIP", crop_size=224, do_center_crop=True, resample=3, size=224, **OPENAI
@@ -137,11 +136,16 @@ def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name
     assert_same_pixels(BACKENDS[backend](**options), photos, expected)
 
 
-# SigLIP 2 limits the number of patches, and ViTPose crops instead of resizing.
-@pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2", "VitPose"}))
-def test_keys_left_out_are_the_defaults_of_the_class(name):
-    theirs = getattr(transformers, f"{name}ImageProcessor")()
-    ours = image_processor_options({"image_processor_type": f"{name}ImageProcessor"}, model_type="vit")
+@pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2"}))
+def test_keys_left_out_are_the_defaults_of_the_class_and_an_int_size_means_what_it_means_there(name):
+    kind = getattr(transformers, f"{name}ImageProcessor")
+    named = {"image_processor_type": f"{name}ImageProcessor"}
+    for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
+        given = {**named, "size": 96, **said}
+        assert image_processor_options(given, model_type="vit")["size"] == dict(kind.from_dict(given).size)
+    if name == "VitPose":  # crops instead of resizing
+        return
+    theirs, ours = kind(), image_processor_options(named, model_type="vit")
     assert ours["size"] == dict(theirs.size)
     assert ours["do_center_crop"] == bool(theirs.do_center_crop)
     assert not ours["do_center_crop"] or ours["crop_size"] == dict(theirs.crop_size)
@@ -152,27 +156,21 @@ def test_keys_left_out_are_the_defaults_of_the_class(name):
         assert image_processor_options({"image_processor_type": f"{name}{ending}"}, model_type="vit") == ours
 
 
-@pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2"}))
-def test_int_size_means_what_it_means_to_the_class(name):
-    theirs = getattr(transformers, f"{name}ImageProcessor")
-    for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
-        given = {"image_processor_type": f"{name}ImageProcessor", "size": 96, **said}
-        assert image_processor_options(given, model_type="vit")["size"] == dict(theirs.from_dict(given).size)
-
-
-@pytest.mark.parametrize("model_type", MODEL_CLASSES)
-def test_file_without_a_class_has_that_of_its_model(model_type):
-    name = f"{MODEL_CLASSES[model_type]}ImageProcessor"
-    assert IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {}).get("torchvision", name) == name
-    named = image_processor_options({"image_processor_type": name}, model_type="vit")
-    assert image_processor_options({}, model_type=model_type) == named
-
-
-def test_siglip2_becomes_a_square_of_as_many_patches():
+def test_classes_and_options_that_are_left_out_or_not_supported():
+    for model_type, kind in MODEL_CLASSES.items():  # a file without a class has that of its model
+        name = f"{kind}ImageProcessor"
+        assert IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {}).get("torchvision", name) == name
+        named = image_processor_options({"image_processor_type": name}, model_type="vit")
+        assert image_processor_options({}, model_type=model_type) == named, model_type
+    # Options that are off or do not affect pixels are dropped.
+    said = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
+    assert image_processor_options(said, model_type="vit") == image_processor_options({}, model_type="vit")
+    # SigLIP 2 limits the number of patches; its images become a square with this number.
     said = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
     options = image_processor_options(said, model_type="siglip2")
     assert options["size"] == {"height": 224, "width": 224}
     assert {"patch_size", "max_num_patches"}.isdisjoint(options)
+    assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
 
 
 def test_images_for_yolos_keep_their_proportions_and_are_padded():
@@ -188,7 +186,7 @@ def test_images_for_yolos_keep_their_proportions_and_are_padded():
 
 @pytest.mark.parametrize("bounds", [(512, 864), (800, 1333), (200, 300)])
 def test_sizes_of_yolos_are_those_of_its_own_image_processor(bounds):
-    size = dict(zip(("shortest_edge", "longest_edge"), bounds, strict=True))
+    size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
     options = image_processor_options(file("Yolos", size=size), model_type="yolos")
     for height in range(200, 1200, 29):
         for width in range(200, 1200, 31):
@@ -216,36 +214,33 @@ def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path
         assert maps.shape[1:] == expected.pixel_values.shape[2:]
 
 
-def refuse(said, model_type="vit"):
-    return image_processor_options(said, model_type=model_type)
+read_timm, read_open_clip = timm_image_processor_options, partial(open_clip_image_processor_options, image_size=64)
+UNKNOWN_DPT = {"do_pad": True, "size_divisor": 14, "model_type": "dpt"}
+UNKNOWN_EOMT = {"size": {"shortest_edge": 512, "longest_edge": None}, "do_split_image": True, "model_type": "eomt"}
+
+
+def read_transformers(said):
+    return image_processor_options(said, model_type=said.pop("model_type", "vit"))
 
 
 @pytest.mark.parametrize(
-    ("read", "arguments", "message"),
+    ("read", "said", "message"),
     [
-        (refuse, ({"do_pad": True, "size_divisor": 14}, "dpt"), "'do_pad': True, 'size_divisor': 14"),
-        (refuse, ({"size": {"shortest_edge": 512, "longest_edge": None}, "do_split_image": True}, "eomt"), "do_split"),
-        (refuse, ({"size": 224, "do_pad": True, "size_divisor": 32},), "'do_pad': True, 'size_divisor': 32"),
-        (refuse, ({"image_processor_type": "SamImageProcessor"},), "Unknown image processor 'SamImageProcessor'"),
-        (refuse, ({"size": 224}, "sam"), "model_type='sam' is unknown"),
-        (refuse, ({"size": {"depth": 3}},), "size={'depth': 3}"),
-        (timm_image_processor_options, ({"crop_mode": "border"},), "crop_mode='border'"),
-        (
-            timm_image_processor_options,
-            ({"crop_mode": "center", "input_size": [3, 256, 192]},),
-            r"input_size=\(3, 256, 192\)",
-        ),
-        (timm_image_processor_options, ({"interpolation": "random"},), "interpolation='random'"),
-        (
-            open_clip_image_processor_options,
-            ({"resize_mode": "longest"}, 64),
-            "resize_mode='longest' is not supported",
-        ),
+        (read_transformers, UNKNOWN_DPT, "'do_pad': True, 'size_divisor': 14"),
+        (read_transformers, UNKNOWN_EOMT, "do_split"),
+        (read_transformers, {"size": 224, "do_pad": True, "size_divisor": 32}, "'do_pad': True, 'size_divisor': 32"),
+        (read_transformers, {"image_processor_type": "SamImageProcessor"}, "Unknown image processor 'SamImageProc"),
+        (read_transformers, {"size": 224, "model_type": "sam"}, "model_type='sam' is unknown"),
+        (read_transformers, {"size": {"depth": 3}}, "size={'depth': 3}"),
+        (read_timm, {"crop_mode": "border"}, "crop_mode='border'"),
+        (read_timm, {"crop_mode": "center", "input_size": [3, 256, 192]}, r"input_size=\(3, 256, 192\)"),
+        (read_timm, {"interpolation": "random"}, "interpolation='random'"),
+        (read_open_clip, {"resize_mode": "longest"}, "resize_mode='longest' is not supported"),
     ],
 )
-def test_file_that_cannot_be_honored_is_refused_by_name(read, arguments, message):
+def test_file_that_cannot_be_honored_is_refused_by_name(read, said, message):
     with pytest.raises(ValueError, match=message):
-        read(*arguments)
+        read(dict(said))
 
 
 def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
@@ -257,19 +252,6 @@ def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
             size = {"height": target, "width": target + 7}
             ours = compute_resized_size(height, width, size=size, ensure_multiple_of=multiple, keep_aspect_ratio=True)
             assert ours == (max(theirs.height, multiple), max(theirs.width, multiple)), (height, width, size)
-
-
-def test_other_image_size_of_a_ratio_or_a_padding_that_is_kept():
-    depth = image_processor_options(PUBLISHED["depth-anything/Depth-Anything-V2-Small-hf"], model_type="vit")
-    eomt = image_processor_options(PUBLISHED["tue-mps/coco_panoptic_eomt_large_640"], model_type="vit")
-    for options in (depth, eomt):
-        processor = BACKENDS["pil"](**resize_image_processor(options, (56, 70)))
-        assert processor(Image.new("RGB", (40, 30)), return_tensors="pt").pixel_values.shape == (1, 3, 56, 70)
-
-
-def test_options_that_are_off_or_mean_nothing_to_pixels_are_dropped():
-    said = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
-    assert image_processor_options(said, model_type="vit") == image_processor_options({}, model_type="vit")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -289,6 +271,7 @@ def test_timm_file_of_another_number_of_channels_says_so():
 
 
 CUBIC, LINEAR = InterpolationMode.BICUBIC, InterpolationMode.BILINEAR
+MIXED = {**OPENAI, "image_std": IMAGENET["image_std"]}
 SQUASHED = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
 SHORTEST = {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"}
 
@@ -300,14 +283,9 @@ SHORTEST = {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random
         (original_image_processor_options("dinov2", 224), Resize(256, CUBIC), 224, IMAGENET),
         (original_image_processor_options("dinov2", 384), Resize(438, CUBIC), 384, IMAGENET),
         (original_image_processor_options("vit_jax", 384), Resize((384, 384), LINEAR), 384, HALF),
-        (open_clip_image_processor_options({}, 64), Resize(64, CUBIC), 64, OPENAI),
-        (open_clip_image_processor_options(SQUASHED, 64), Resize((64, 64), LINEAR), 64, HALF),
-        (
-            open_clip_image_processor_options(SHORTEST, 64),
-            Resize(64, CUBIC),
-            64,
-            {**OPENAI, "image_std": IMAGENET["image_std"]},
-        ),
+        (read_open_clip({}), Resize(64, CUBIC), 64, OPENAI),
+        (read_open_clip(SQUASHED), Resize((64, 64), LINEAR), 64, HALF),
+        (read_open_clip(SHORTEST), Resize(64, CUBIC), 64, MIXED),
     ],
 )
 def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, options, resize, crop, colors):
@@ -316,7 +294,7 @@ def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, options
 
 
 def test_open_clip_weights_are_processed_as_the_file_beside_them_says(tmp_path):
-    torch.save(as_open_clip(make_source().state_dict()), tmp_path / "open_clip_pytorch_model.bin")
+    torch.save(state_of_clip(), tmp_path / "open_clip_pytorch_model.bin")
     for preprocess, mean, size in (
         ({"preprocess_cfg": {"mean": [0.5] * 3, "resize_mode": "squash"}}, 0.5, {"height": 32, "width": 32}),
         ({}, OPENAI["image_mean"][0], {"shortest_edge": 32}),
@@ -384,34 +362,27 @@ def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, sai
     assert load_image_processor(tmp_path).size == said["size"]
 
 
-def test_originals_are_those_of_the_families():
-    assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
-
-
 CROPPED = cropped(256, rectangle(224, 224))
 WIDE = rectangle(112, 448)
 
 
-@pytest.mark.parametrize(
-    ("options", "image_size", "expected"),
-    [
+def test_another_image_size_keeps_the_share_that_is_cropped_and_becomes_exact():
+    for options, image_size, expected in (
         ({"size": rectangle(224, 224)}, 384, {"size": rectangle(384, 384)}),
         ({"size": rectangle(224, 224)}, (192, 256), {"size": rectangle(192, 256)}),
         (CROPPED, 384, {"size": {"shortest_edge": 439}, "crop_size": rectangle(384, 384)}),
         (CROPPED, (112, 448), {"size": {"shortest_edge": 512}, "crop_size": WIDE}),
         ({**CROPPED, "size": rectangle(256, 256)}, (112, 448), {"size": rectangle(128, 512), "crop_size": WIDE}),
-    ],
-)
-def test_another_image_size_keeps_the_share_that_is_cropped(options, image_size, expected):
-    resized = resize_image_processor({**options, **IMAGENET}, image_size)
-    assert resized == {**options, **IMAGENET, **expected}
-    pixels = BACKENDS["torchvision"](**resized)(Image.new("RGB", (640, 480)), return_tensors="pt").pixel_values
-    assert pixels.shape[-2:] == ((image_size, image_size) if isinstance(image_size, int) else image_size)
-
-
-def test_size_that_follows_the_image_becomes_exact():
-    resized = resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
-    assert resized["size"] == rectangle(384, 384)
+        ({"size": {"longest_edge": 512}}, 384, {"size": rectangle(384, 384)}),
+    ):
+        resized = resize_image_processor({**options, **IMAGENET}, image_size)
+        assert resized == {**options, **IMAGENET, **expected}
+        pixels = BACKENDS["torchvision"](**resized)(Image.new("RGB", (640, 480)), return_tensors="pt").pixel_values
+        assert pixels.shape[-2:] == ((image_size, image_size) if isinstance(image_size, int) else image_size)
+    for name in ("depth-anything/Depth-Anything-V2-Small-hf", "tue-mps/coco_panoptic_eomt_large_640"):
+        options = resize_image_processor(image_processor_options(PUBLISHED[name], model_type="vit"), (56, 70))
+        pixels = BACKENDS["pil"](**options)(Image.new("RGB", (40, 30)), return_tensors="pt").pixel_values
+        assert pixels.shape == (1, 3, 56, 70)
 
 
 def test_another_number_of_channels_takes_the_mean_or_repeats():
