@@ -103,6 +103,13 @@ def build(case, tokenizer, position_embedding_type="learned", **processing):
     return {**parts, "tokenizer": tokenizer} if "ZeroShot" in case.model else parts
 
 
+def pipelines(name, parts):
+    """Return the pipelines of hf_vit and of transformers with the same model."""
+    if name in ROUGH:
+        parts["model"].double()
+    return pipeline(CASES[name].task, **parts), getattr(transformers, f"{CASES[name].stock}Pipeline")(**parts)
+
+
 def classifier(**options):
     return pipeline("image-classification", **build(CASES["classes"], None), **options)
 
@@ -132,10 +139,7 @@ def assert_same(mine, other):
 def test_answers_are_those_of_the_stock_pipeline(name, photos, tokenizer):
     case = CASES[name]
     parts = build(case, tokenizer)
-    if name in ROUGH:
-        parts["model"].double()
-    stock = getattr(transformers, f"{case.stock}Pipeline")(**parts)
-    ours = pipeline(case.task, **parts)
+    ours, stock = pipelines(name, parts)
     assert type(stock).__module__.startswith("transformers.")
     assert type(ours).__name__ == f"HfViT{case.stock}Pipeline"
     assert isinstance(ours, type(stock))
@@ -159,23 +163,10 @@ BATCHED |= {"semantic": ("fixed size",)}
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_images_of_several_sizes_go_into_one_batch(name, photos):
-    case = CASES[name]
     for preparation in BATCHED[name]:
-        parts = build(case, None, **PREPARATIONS[preparation])
-        if name in ROUGH:
-            parts["model"].double()
         # The transformers pipeline processes the images one by one.
-        wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)
-        assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
-
-
-def test_every_kind_of_image_is_read(photos):
-    classify, data = classifier(), Path(photos[1]).read_bytes()
-    pixels = np.array(Image.open(photos[1]))
-    kinds = [photos[1], Path(photos[1]), data, bytearray(data), Image.open(photos[1]), pixels, torch.tensor(pixels)]
-    first, *others = classify(kinds)
-    assert all(found == first for found in others)
-    assert_same([classify(kind) for kind in kinds], [first] * len(kinds))
+        ours, stock = pipelines(name, build(CASES[name], None, **PREPARATIONS[preparation]))
+        assert_same(ours(photos, batch_size=4, **CASES[name].options), stock(photos, **CASES[name].options))
 
 
 @pytest.mark.parametrize("name", ["classes", "features", "words", "semantic", "depth", "objects", "keypoints"])
@@ -228,8 +219,13 @@ def test_half_precision_with_fixed_positions(name, photos, tokenizer, tmp_path):
             assert all(0 <= entry["score"] <= 1 for entry in own)
 
 
-def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(photos):
-    classify, large, sizes = classifier(), classifier(batch_size=3), []
+def test_every_kind_of_image_is_read_in_batches_of_the_size_asked_for_or_chosen(photos):
+    classify, large, sizes, data = classifier(), classifier(batch_size=3), [], Path(photos[1]).read_bytes()
+    pixels = np.array(Image.open(photos[1]))
+    kinds = [photos[1], Path(photos[1]), data, bytearray(data), Image.open(photos[1]), pixels, torch.tensor(pixels)]
+    first, *others = classify(kinds)
+    assert all(found == first for found in others)
+    assert_same([classify(kind) for kind in kinds], [first] * len(kinds))
     for model in (classify.model, large.model):
         model.register_forward_pre_hook(
             lambda _, args, inputs: sizes.append(len([*args, *inputs.values()][0])), with_kwargs=True
@@ -248,7 +244,7 @@ def test_a_batch_is_as_large_as_asked_for_or_chosen_and_wrong_options_are_named(
         ({"on_error": "skip"}, "on_error='skip' must be one of raise, return"),
     ):
         with pytest.raises(ValueError, match=message):
-            classifier()(photos, **options)
+            classify(photos, **options)
 
 
 def test_the_words_are_read_once(photos, tokenizer, monkeypatch):
@@ -263,21 +259,19 @@ def test_the_words_are_read_once(photos, tokenizer, monkeypatch):
             classify(photos, candidate_labels=labels)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"num_workers": 0}, {"num_workers": 3}])
-def test_a_long_generator_is_read_only_a_little_ahead(options):
-    classify, taken = classifier(), []
-
+def test_a_long_generator_is_read_only_a_little_ahead():
     def frames():
         for number in range(10**6):
             taken.append(number)
             yield Image.new("L", (8, 8), number % 256)
 
-    answers = iter(classify(frames(), **options))
-    batch = options.get("batch_size", CPU_BATCH)
-    for done in range(1, 40):
-        next(answers)
-        assert len(taken) <= done + 3 * batch
-    answers.close()
+    for options in ({}, {"batch_size": 4}, {"num_workers": 0}, {"num_workers": 3}):
+        taken = []
+        answers = iter(classifier()(frames(), **options))
+        for done in range(1, 40):
+            next(answers)
+            assert len(taken) <= done + 3 * options.get("batch_size", CPU_BATCH), options
+        answers.close()
 
 
 def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it():
@@ -302,7 +296,7 @@ def test_order_is_kept_however_long_reading_takes_and_threads_end_with_it():
         assert not thread.is_alive()
 
 
-def test_a_source_may_wait_for_the_answer_or_raise(photos):
+def test_a_source_may_wait_for_the_answer_raise_or_be_another_pipeline(photos):
     classify, questions = classifier(), Queue[Any]()
 
     def frames():
@@ -324,6 +318,14 @@ def test_a_source_may_wait_for_the_answer_or_raise(photos):
     with pytest.raises(KeyError, match="the end of the tape"):
         answers.extend(classify(tape(), batch_size=1, on_error="return"))
     assert len(answers) == 3
+    # The answers of a pipeline may be the source of another one.
+    rows = KeyDataset([{"file": file} for file in photos], "file")
+    answers = pipeline("depth-estimation", **build(CASES["depth"], None))(rows)
+    assert len(answers) == len(photos)
+    found = list(classify(KeyDataset([{"depth": answer["depth"]} for answer in answers], "depth")))
+    assert len(found) == len(photos)
+    with pytest.raises(TypeError):
+        len(classify(file for file in photos))
 
 
 def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos, tmp_path):
@@ -338,16 +340,6 @@ def test_an_image_that_cannot_be_read_raises_or_has_an_entry(photos, tmp_path):
         for index, words in ((1, "broken.jpg') is not an image"), (3, "nowhere.png"), (4, "of type int")):
             assert words in answers[index]["error"]
     assert classify("nowhere.png", on_error="return").keys() == {"error"}
-
-
-def test_answers_go_into_another_pipeline(photos):
-    parts = build(CASES["depth"], None)
-    answers = pipeline("depth-estimation", **parts)(KeyDataset([{"file": file} for file in photos], "file"))
-    assert len(answers) == len(photos)
-    found = list(classifier()(KeyDataset([{"depth": answer["depth"]} for answer in answers], "depth")))
-    assert len(found) == len(photos)
-    with pytest.raises(TypeError):
-        len(classifier()(file for file in photos))
 
 
 def other_model():
@@ -381,16 +373,15 @@ class Faster(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize(("given", "batch_size"), [({"optimize": True}, 1), ({"optimize": {"int8": True}}, 4)])
-def test_the_model_is_made_fast_on_request(given, batch_size, photos, monkeypatch):
+@pytest.mark.parametrize(("options", "batch_size"), [({}, 1), ({"int8": True}, 4)])
+def test_the_model_is_made_fast_on_request(options, batch_size, photos, monkeypatch):
     stand_in = types.ModuleType("hf_vit.inference.optimize")
     stand_in.optimize_for_inference = Faster
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     with pytest.raises(ValueError, match="optimize supports only hf_vit models, not ViTForImageClassification"):
         pipeline("image-classification", model=other_model(), image_processor=ViTImageProcessor(), optimize=True)
-    classify = classifier(**given, **({} if batch_size == 1 else {"batch_size": batch_size}))
-    own_options = {} if given["optimize"] is True else given["optimize"]
-    assert classify.fast_model.options == {"batch_size": batch_size, **own_options}
+    classify = classifier(optimize=options or True, **({} if batch_size == 1 else {"batch_size": batch_size}))
+    assert classify.fast_model.options == {"batch_size": batch_size, **options}
     plain = pipeline("image-classification", model=classify.model, image_processor=classify.image_processor)
     logits, faster = (
         [{one["label"]: one["score"] for one in own} for own in pipe(photos, function_to_apply="none")]
