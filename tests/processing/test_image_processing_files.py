@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoImageProcessor, CLIPImageProcessor, ViTImageProcessor
+from transformers import AutoImageProcessor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
 from hf_vit.convert import load_image_processor
@@ -13,7 +13,7 @@ from hf_vit.convert.image_processor import image_processor_options, timm_image_p
 
 from ..convert.test_convert_image_processor import PUBLISHED, TIMM
 from ..helpers.fresh import run_python
-from ..helpers.images import BACKENDS, noise
+from ..helpers.images import BACKENDS
 from ..helpers.processes import ROOT
 
 
@@ -97,7 +97,7 @@ def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
     assert (changed.do_normalize, changed.size) == (False, {"height": 16, "width": 16})
 
 
-def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, monkeypatch):
+def test_registered_class_keeps_the_map_and_a_push_takes_the_code_along(tmp_path, monkeypatch):
     monkeypatch.setattr(HfViTImageProcessorPil, "_auto_class", None)
     HfViTImageProcessorPil.register_for_auto_class()
     processor = HfViTImageProcessorPil()
@@ -105,9 +105,6 @@ def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, 
     assert json.loads((tmp_path / "preprocessor_config.json").read_text())["auto_map"] == AUTO_MAP
     processor.to_dict()["auto_map"]["AutoImageProcessor"].clear()
     assert HfViTImageProcessor().to_dict()["auto_map"] == AUTO_MAP
-
-
-def test_a_push_takes_the_code_along(monkeypatch, tmp_path):
     pushed = {}
     for saver in (HfViTImageProcessor(), HfViTConfig()):
         # push_to_hub of transformers saves into an empty folder and uploads its contents.
@@ -152,48 +149,29 @@ def options_of(processor):
     return json.loads(processor.to_json_string())
 
 
+def assert_read(place, options):
+    """Assert that a folder and the given file in it are read as these options."""
+    expected = options_of(HfViTImageProcessor(**options))
+    for path in (place, place.parent):
+        assert options_of(HfViTImageProcessor.from_pretrained(path)) == expected, path
+
+
 def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
-    for name, options in PUBLISHED.items():
-        folder = write(tmp_path, "preprocessor_config.json", options)
-        expected = options_of(HfViTImageProcessor(**image_processor_options(options, model_type="vit")))
-        assert options_of(HfViTImageProcessor.from_pretrained(folder)) == expected, name
-        assert options_of(HfViTImageProcessor.from_pretrained(folder / "preprocessor_config.json")) == expected, name
-    # A folder of timm is read from its `config.json`.
-    timm = write(tmp_path / "timm", "config.json", {"architecture": "vit_base", "pretrained_cfg": TIMM["augreg"]})
-    expected = options_of(HfViTImageProcessor(**timm_image_processor_options(TIMM["augreg"])))
-    assert options_of(HfViTImageProcessor.from_pretrained(timm)) == expected
-    assert options_of(HfViTImageProcessor.from_pretrained(timm / "config.json")) == expected
-
-
-def test_pixels_of_a_translated_file_are_those_of_its_class(tmp_path):
-    image = noise(300, 500, 3)
-    vit, clip = (
-        "google/vit-base-patch16-224",
-        "openai/clip-vit-base-patch32",
-    )  # in CLIP, an integer size is the shortest edge
-    for name, kind, ours in (
-        (vit, ViTImageProcessor, HfViTImageProcessor),
-        (vit, ViTImageProcessor, HfViTImageProcessorPil),
-        (clip, CLIPImageProcessor, HfViTImageProcessor),
-    ):
-        write(tmp_path, "preprocessor_config.json", PUBLISHED[name])
-        own, other = (each.from_pretrained(tmp_path)(image, return_tensors="pt").pixel_values for each in (ours, kind))
-        if name == vit:
-            torch.testing.assert_close(own, other, atol=1.01 / 127.5, rtol=0)
-        else:
-            assert (own - other).abs().mean() < 0.01
-
-
-def test_file_without_a_class_has_that_of_the_model_beside_it(tmp_path):
-    for model_type, name in (("clip", "openai/clip-vit-base-patch32"), ("dinov2", "facebook/dinov2-base")):
+    """The pixels of these options are tested in `tests/convert/test_convert_image_processor.py`."""
+    for number, options in enumerate(PUBLISHED.values()):
+        place = write(tmp_path / str(number), "preprocessor_config.json", options) / "preprocessor_config.json"
+        assert_read(place, image_processor_options(options, model_type="vit"))
+    folder = write(tmp_path / "timm", "config.json", {"architecture": "vit_base", "pretrained_cfg": TIMM["augreg"]})
+    assert_read(folder / "config.json", timm_image_processor_options(TIMM["augreg"]))
+    # A file without a class has that of the model beside it.
+    for model_type, kind in (("clip", "CLIP"), ("dinov2", "Bit")):
         folder = write(tmp_path / model_type, "config.json", {"model_type": model_type})
         write(folder, "preprocessor_config.json", {"size": 224})
-        named = {"image_processor_type": PUBLISHED[name].get("image_processor_type", "CLIPImageProcessor")}
-        expected = options_of(HfViTImageProcessor(**image_processor_options({**named, "size": 224}, model_type="vit")))
-        assert expected["size"] == {"shortest_edge": 224}
-        for place in (folder, folder / "preprocessor_config.json"):
-            assert options_of(HfViTImageProcessor.from_pretrained(place)) == expected
-        assert options_of(load_image_processor(folder)) == options_of(HfViTImageProcessor.from_pretrained(folder))
+        named = {"image_processor_type": f"{kind}ImageProcessor", "size": 224}
+        assert_read(folder / "preprocessor_config.json", image_processor_options(named, model_type="vit"))
+        processor = HfViTImageProcessor.from_pretrained(folder)
+        assert processor.size == {"shortest_edge": 224}
+        assert options_of(load_image_processor(folder)) == options_of(processor)
     write(tmp_path / "alone", "preprocessor_config.json", {"size": 224})
     assert HfViTImageProcessor.from_pretrained(tmp_path / "alone").size == {"height": 224, "width": 224}
     write(folder, "config.json", {"model_type": "sam"})

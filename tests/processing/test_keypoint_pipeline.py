@@ -1,10 +1,11 @@
-"""Pipelines for keypoint and object detection: inputs, outputs, and use without hf_vit."""
+"""Pipelines for keypoints, objects, and segmentation by sliding windows: inputs, outputs, and use without hf_vit."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from transformers import AutoModelForImageClassification, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
@@ -14,8 +15,10 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTForKeypointDetection,
     HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
     HfViTImageProcessor,
 )
+from hf_vit.model.image_targets import decode_boxes
 from hf_vit.model.remote_code import CUSTOM_PIPELINES
 from hf_vit.model.task_keypoint_detection import HfViTKeypointDetectionPipeline
 from hf_vit.model.task_object_detection import HfViTObjectDetectionPipeline
@@ -39,28 +42,34 @@ DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
 THRESHOLD = 0.3
 
 
+# Sliding windows over images of twice the plain size. The stride is two thirds of the window, rounded down to patches.
+SCALE, SIDE, STRIDE = 2.0, 32, 16
+WINDOWED = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8, "window_scale": SCALE}
+SIZES = [(50, 40), (30, 60), (70, 90), (64, 64), (90, 70), (65, 90)]  # width, height
+
+
 def with_threshold(overrides, threshold=THRESHOLD):
     """Return the configuration overrides with a score threshold for their tasks."""
-    return {
-        name: {**value, "score_threshold": threshold} if name.endswith("_config") else value
-        for name, value in overrides.items()
-    }
+    limit = {"score_threshold": threshold}
+    return {name: {**value, **limit} if name.endswith("_config") else value for name, value in overrides.items()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with a keypoint model at `pose`, a detection model at `objects`, and two photos."""
+    """Return a folder with models for keypoints, objects and segmentation, and photos of several sizes."""
     folder = tmp_path_factory.mktemp("models")
-    for name, model_class, config, crops in (
-        ("pose", HfViTForKeypointDetection, small_config(**POSE), True),
-        ("objects", HfViTForObjectDetection, small_config(**with_threshold(DETECTION)), False),
+    for name, model_class, config, options in (
+        ("pose", HfViTForKeypointDetection, small_config(**POSE), {"do_affine_crop": True}),
+        ("objects", HfViTForObjectDetection, small_config(**with_threshold(DETECTION)), {}),
+        ("windows", HfViTForSemanticSegmentation, small_config(image_size=SIDE, num_labels=4), WINDOWED),
     ):
         model = model_class(config)
         draw_weights(model)
         model.eval().save_pretrained(folder / name)
-        HfViTImageProcessor.for_model(config, do_affine_crop=crops).save_pretrained(folder / name)
-    for seed, size in enumerate(((40, 50), (60, 30))):
-        Image.fromarray(noise(*size, 3, seed=seed)).save(folder / f"{seed}.png")
+        HfViTImageProcessor.for_model(config, **options).save_pretrained(folder / name)
+    for seed, size in enumerate(SIZES):
+        pixels = noise(*size[::-1], 3, seed=seed) if seed < 2 else noise(9, 9, 3, seed=seed)
+        Image.fromarray(pixels).resize(size).save(folder / f"{seed}.png")
     return folder
 
 
@@ -84,15 +93,12 @@ def expected(folder, image, boxes, threshold=None):
         outputs = model(**processor(image, object_boxes=[boxes], return_tensors="pt"))
     sizes = [(image.height, image.width)]
     (found,) = processor.post_process_keypoint_detection(outputs, [boxes], sizes, threshold)
-    return [
-        {
-            "keypoints": one["keypoints"].tolist(),
-            "scores": one["scores"].tolist(),
-            "labels": [NAMES[number] for number in one["labels"]],
-            "box": dict(zip(("xmin", "ymin", "xmax", "ymax"), one["box"].tolist(), strict=True)),
-        }
-        for one in found
-    ]
+    found = [{name: values.tolist() for name, values in one.items()} for one in found]
+    return [{**one, "labels": [NAMES[number] for number in one["labels"]], "box": named(one["box"])} for one in found]
+
+
+def named(box):
+    return dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
 
 
 def assert_same(actual, wanted):
@@ -114,9 +120,15 @@ def test_it_says_what_the_model_says(folder, pipe):
     assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}
     assert_same([whole], expected(folder, photo(folder), None))
     # Boxes may be results of object detection, lists, tuples, arrays or tensors.
-    named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
-    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
-    for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
+    dictionaries = [named(box) for box in BOXES]
+    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in dictionaries]
+    for boxes in (
+        dictionaries,
+        wrapped,
+        [dictionaries[0], BOXES[1], tuple(BOXES[2])],
+        np.array(BOXES),
+        torch.tensor(BOXES),
+    ):
         assert_same(pipe(photo(folder), boxes=boxes), found)
     # Optionally, predictions are averaged with those of the mirrored image.
     crops = pipe.image_processor(photo(folder), object_boxes=[BOXES], return_tensors="pt").pixel_values
@@ -187,28 +199,18 @@ def test_inputs_that_do_not_fit_are_refused(folder, pipe):
         pipe("nowhere.png")
 
 
-def test_repeated_boxes_are_left_out_on_request(folder):
-    detect = pipeline("object-detection", model=str(folder / "objects"))
-    assert type(detect) is HfViTObjectDetectionPipeline
-    whole = detect(photo(folder), threshold=0.0)
-    surest = detect(photo(folder), threshold=0.0, nms_threshold=0.0)
-    assert detect(photo(folder), threshold=0.0, nms_threshold=1.0) == whole
-    assert 0 < len(surest) < len(whole)
-    assert all(one in whole for one in surest)
-
-
 def test_models_name_the_pipelines_that_know_them(folder, tmp_path):
-    def named(place):
+    def pipelines_of(place):
         return json.loads((place / "config.json").read_text()).get("custom_pipelines")
 
-    assert named(folder / "pose") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
-    assert named(folder / "objects") == CUSTOM_PIPELINES["HfViTForObjectDetection"]
+    assert pipelines_of(folder / "pose") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
+    assert pipelines_of(folder / "objects") == CUSTOM_PIPELINES["HfViTForObjectDetection"]
     HfViTForImageClassification.from_pretrained(folder / "pose").save_pretrained(tmp_path / "other")
-    assert named(tmp_path / "other") == CUSTOM_PIPELINES["HfViTForImageClassification"]
+    assert pipelines_of(tmp_path / "other") == CUSTOM_PIPELINES["HfViTForImageClassification"]
     HfViTBackbone(small_config()).save_pretrained(tmp_path / "maps")
-    assert named(tmp_path / "maps") is None
+    assert pipelines_of(tmp_path / "maps") is None
     pipeline("keypoint-detection", model=str(folder / "pose")).save_pretrained(tmp_path / "again")
-    assert named(tmp_path / "again") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
+    assert pipelines_of(tmp_path / "again") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "again").config.id2label[0] == "nose"
 
 
@@ -235,14 +237,16 @@ for batched in detect([photo] * 3, threshold=0.0, batch_size=2):
     assert [entry["box"] for entry in batched] == [entry["box"] for entry in objects]
 AutoModelForImageClassification.from_pretrained("again", **remote).save_pretrained("classes")
 assert [*json.load(open("classes/config.json"))["custom_pipelines"]] == ["image-classification"]
-print(json.dumps([single, objects]))
+segment = pipeline("image-segmentation", model=f"{folder}/windows", **remote)
+parts = {part["label"]: sum(part["mask"].tobytes()) for part in segment(f"{folder}/2.png", subtask="semantic")}
+print(json.dumps([single, objects, parts, segment.image_processor.window_scale]))
 """
 
 
-def test_both_pipelines_open_where_the_package_is_not(folder, pipe, tmp_path):
+def test_pipelines_open_where_the_package_is_not(folder, pipe, tmp_path):
     process = run_without_package(OPEN, tmp_path, str(folder), json.dumps(BOXES), json.dumps(THRESHOLD))
     assert "not supported" not in process.stderr
-    keypoints, objects = json.loads(process.stdout.splitlines()[-1])
+    keypoints, objects, segments, scale = json.loads(process.stdout.splitlines()[-1])
     assert_same(keypoints, pipe(photo(folder), boxes=BOXES))
     model = HfViTForObjectDetection.from_pretrained(folder / "objects").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "objects")
@@ -254,3 +258,90 @@ def test_both_pipelines_open_where_the_package_is_not(folder, pipe, tmp_path):
         assert entry["score"] == pytest.approx(score, abs=1e-5)
         assert entry["label"] == f"LABEL_{label}"
         assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline truncates fractions
+    segment, photo_file = pipeline("image-segmentation", model=str(folder / "windows")), str(folder / "2.png")
+    own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(photo_file, subtask="semantic")}
+    assert (segments, scale) == (own, SCALE)  # window options are saved with the image processor
+
+
+def segment_by_hand(folder, number):
+    """Return the class map (H, W) of a photo at double size, from the mean logits of all windows at each pixel."""
+    model = HfViTForSemanticSegmentation.from_pretrained(folder / "windows").eval()
+    plain = HfViTImageProcessor.from_pretrained(folder / "windows")
+    larger = HfViTImageProcessor(size={"shortest_edge": 2 * SIDE}, ensure_multiple_of=8)
+    photo = Image.open(folder / f"{number}.png")
+    assert plain(photo, return_tensors="pt")["pixel_values"].shape[-2:] != (2 * SIDE, 2 * SIDE)
+    pixels = larger(photo, return_tensors="pt")["pixel_values"]
+    height, width = pixels.shape[-2:]
+    total, count = torch.zeros(4, height, width), torch.zeros(height, width)
+    for top in {*range(0, height - SIDE, STRIDE), height - SIDE}:
+        for left in {*range(0, width - SIDE, STRIDE), width - SIDE}:
+            place = (slice(top, top + SIDE), slice(left, left + SIDE))
+            with torch.no_grad():
+                logits = model(pixels[(..., *place)]).logits
+            total[(..., *place)] += F.interpolate(logits, size=(SIDE, SIDE), mode="bilinear")[0]
+            count[place] += 1
+    resized = F.interpolate((total / count)[None], size=(photo.height, photo.width), mode="bilinear")
+    return resized[0].argmax(dim=0).numpy()
+
+
+def test_pipelines_segment_windows_as_a_plain_loop_does(folder):
+    segment = pipeline("image-segmentation", model=str(folder / "windows"))
+    files = [str(folder / f"{number}.png") for number in range(2, len(SIZES))]
+    by_hand = [segment_by_hand(folder, number) for number in range(2, len(SIZES))]
+    label2id = segment.model.config.label2id
+    for batch_size in (1, 4):
+        answers = segment(files, subtask="semantic", batch_size=batch_size)
+        for expected, answer in zip(by_hand, answers, strict=True):
+            found = np.zeros_like(expected) - 1
+            for part in answer:
+                found[np.asarray(part["mask"]) > 0] = label2id[part["label"]]
+            assert (found == expected).mean() > 0.999  # ties depend on rounding
+
+    segment.image_processor.window_scale = None
+    inputs = segment.image_processor(Image.open(files[0]), return_tensors="pt")
+    with torch.no_grad():
+        outputs = segment.model(**inputs)
+    (expected,) = segment.image_processor.post_process_semantic_segmentation(outputs, [(90, 70)])
+    for part in segment(files[0], subtask="semantic"):
+        assert ((np.asarray(part["mask"]) > 0) == (expected == label2id[part["label"]]).numpy()).all()
+    assert not (by_hand[0] == expected.numpy()).all()
+
+
+def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused():
+    processor = HfViTImageProcessor(size=(32, 48), window_scale=1.5)
+    photo = Image.new("RGB", (90, 70))
+    assert processor(photo, return_tensors="pt")["pixel_values"].shape[-2:] == (32, 48)
+    assert processor.window_size == (32, 48)
+    larger = processor.at_window_scale()
+    assert larger(photo, return_tensors="pt")["pixel_values"].shape[-2:] == (48, 72)
+    assert larger.at_window_scale() is larger
+    for value in (0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be at least 1, or None"):
+            processor(photo, window_scale=value)
+
+
+def test_repeated_boxes_are_left_out_on_request_of_the_call_or_the_processor(folder, tmp_path):
+    detect = pipeline("object-detection", model=str(folder / "objects"))
+    assert type(detect) is HfViTObjectDetectionPipeline
+    whole = detect(photo(folder), threshold=0.0)
+    surest = detect(photo(folder), threshold=0.0, nms_threshold=0.0)
+    assert detect(photo(folder), threshold=0.0, nms_threshold=1.0) == whole
+    assert 0 < len(surest) < len(whole)
+    assert all(one in whole for one in surest)
+    # Class-agnostic suppression
+    detect.model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(detect.model, nms_threshold=0.5, class_agnostic_nms=True).save_pretrained(tmp_path)
+    processor = HfViTImageProcessor.from_pretrained(tmp_path)
+    boxes = torch.tensor([[[0.3, 0.3, 0.4, 0.4], [0.31, 0.3, 0.4, 0.4], [0.8, 0.8, 0.2, 0.2]]])
+    scores = torch.tensor([[[0.9, 0.0, 0.0], [0.1, 0.8, 0.0], [0.0, 0.0, 0.7]]])
+    outputs = {"probabilities": scores, "pred_boxes": boxes}
+    for is_agnostic, labels in ((None, [0, 2]), (True, [0, 2]), (False, [0, 1, 2])):
+        (found,) = processor.post_process_object_detection(outputs, 0.05, class_agnostic_nms=is_agnostic)
+        assert found["labels"].tolist() == labels
+    (found,) = processor.post_process_object_detection(outputs, 0.05)
+    assert torch.allclose(found["boxes"], decode_boxes(boxes[0, [0, 2]], (1, 1), (0.0, 0.0, 1.0, 1.0)))
+    detect = pipeline("object-detection", model=str(tmp_path), threshold=0.0)
+    with torch.no_grad():
+        outputs = detect.model(**processor(photo(folder), return_tensors="pt"))
+    (expected,) = processor.post_process_object_detection(outputs, 0.0, [(40, 50)], 0.5, class_agnostic_nms=True)
+    assert [entry["score"] for entry in detect(photo(folder))] == pytest.approx(expected["scores"].tolist(), abs=1e-5)

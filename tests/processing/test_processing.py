@@ -78,10 +78,8 @@ def test_processor_opens_as_it_was_saved(processor, tmp_path):
     pil = HfViTProcessor(HfViTImageProcessorPil.for_model(small_config()), processor.tokenizer)
     for name, saved in (("torchvision", processor), ("pil", pil)):
         saved.save_pretrained(tmp_path / name)
-        for opened in (
-            HfViTProcessor.from_pretrained(tmp_path / name),
-            AutoProcessor.from_pretrained(tmp_path / name),
-        ):
+        for kind in (HfViTProcessor, AutoProcessor):
+            opened = kind.from_pretrained(tmp_path / name)
             assert type(opened) is HfViTProcessor
             assert opened.text_options() == processor.text_options()
             assert opened(text=CAPTIONS)["input_ids"] == processor(text=CAPTIONS)["input_ids"]
