@@ -15,7 +15,6 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.dpt.image_processing_dpt import get_resize_output_image_size
-from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
 from hf_vit.convert import load_image_processor
 from hf_vit.convert.families import FAMILIES
@@ -182,16 +181,6 @@ def test_images_for_yolos_keep_their_proportions_and_are_padded():
     batch = processor([Image.new("RGB", size) for size in ((640, 480), (1000, 300))], return_tensors="pt")
     assert batch.pixel_values.shape == (2, 3, 512, 864)
     assert batch.patch_attention_mask.sum((1, 2)).tolist() == [32 * 42, 16 * 54]
-
-
-@pytest.mark.parametrize("bounds", [(512, 864), (800, 1333), (200, 300)])
-def test_sizes_of_yolos_are_those_of_its_own_image_processor(bounds):
-    size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
-    options = image_processor_options(file("Yolos", size=size), model_type="yolos")
-    for height in range(200, 1200, 29):
-        for width in range(200, 1200, 31):
-            expected = get_size_with_aspect_ratio_yolos((height, width), *bounds)
-            assert compute_resized_size(height, width, **{"keep_aspect_ratio": False, **options}) == expected
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

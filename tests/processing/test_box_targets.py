@@ -192,36 +192,30 @@ def detections():
     return DetrObjectDetectionOutput(logits=logits, pred_boxes=boxes)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "threshold"), [([(37, 51), (8, 70)], 0.0), (torch.tensor([(37, 51), (8, 70)]), 0.6), (None, 1.0)]
-)
-def test_objects_are_those_of_the_library(sizes, threshold):
-    """Post-processing selects the pairs of query and class with the highest sigmoid scores."""
-    outputs = detections()
-    theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, sizes, top_k=9)
+def test_objects_are_those_of_the_library_also_of_a_softmax_and_in_half_precision():
+    """Post-processing selects the pairs of query and class with the highest scores."""
+    outputs, post_process = detections(), Processor().post_process_object_detection
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}
-    ours = Processor().post_process_object_detection(given, threshold, sizes)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.keys() == other.keys()
-        for name, values in mine.items():
-            torch.testing.assert_close(values, other[name])
-
-
-def test_objects_of_a_softmax_are_those_of_the_library_also_in_half_precision():
-    outputs, sizes = detections(), [(37, 51), (8, 70)]
+    sizes = [(37, 51), (8, 70)]
+    for own_sizes, threshold in ((sizes, 0.0), (torch.tensor(sizes), 0.6), (None, 1.0)):
+        theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, own_sizes, top_k=9)
+        for mine, other in zip(post_process(given, threshold, own_sizes), theirs, strict=True):
+            assert mine.keys() == other.keys()
+            for name, values in mine.items():
+                torch.testing.assert_close(values, other[name])
     outputs.logits = outputs.logits * 5  # the last class is background
     theirs = DetrImageProcessor().post_process_object_detection(outputs, 0.5, sizes)
     given = {"probabilities": outputs.logits.softmax(-1)[..., :-1], "pred_boxes": outputs.pred_boxes}
-    for mine, other in zip(Processor().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):
+    for mine, other in zip(post_process(given, 0.5, sizes), theirs, strict=True):
         order = other["scores"].argsort(descending=True)
         assert len(order) > 1
         for name, values in mine.items():
             torch.testing.assert_close(values, other[name][order])
     given = {"probabilities": torch.rand(1, 9, 5).bfloat16(), "pred_boxes": torch.rand(1, 9, 4).bfloat16()}
     full = {name: values.float() for name, values in given.items()}
-    results = [Processor().post_process_object_detection(each, 0.2, [(999, 777)])[0] for each in (given, full)]
-    assert results[0]["boxes"].dtype == results[0]["scores"].dtype == torch.float32
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    half, full = (post_process(each, 0.2, [(999, 777)])[0] for each in (given, full))
+    assert half["boxes"].dtype == half["scores"].dtype == torch.float32
+    assert all(torch.equal(half[name], full[name]) for name in half)
 
 
 def test_outputs_and_sizes_that_do_not_fit_are_refused():

@@ -64,28 +64,25 @@ def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
     return EomtForUniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
 
 
+def assert_all_equal(results, expected):
+    for mine, other in zip(results, expected, strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other)
+
+
 EOMT = {"size": {"shortest_edge": 64, "longest_edge": 64}}
-
-
 TENSORS = [torch.tensor(size) for size in SIZES]
-KINDS = [
-    torch.tensor(SIZES),
-    np.array(SIZES),
-    TENSORS,
-    [(*np.array(size),) for size in SIZES],
-    [[*size] for size in TENSORS],
-]
+KINDS = [torch.tensor(SIZES), np.array(SIZES), TENSORS, [(*np.array(size),) for size in SIZES]]
 
 
 @pytest.mark.usefixtures("bands")
-@pytest.mark.parametrize("sizes", [SIZES, [(12, 16), (5, 9)], None, *KINDS])
-def test_semantic_maps_are_those_of_the_library(sizes):
-    ours = semantic_maps(semantic_outputs(), target_sizes=sizes)
-    sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
-    theirs = SegformerImageProcessor().post_process_semantic_segmentation(semantic_outputs(), target_sizes=sizes)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.dtype == torch.int64
-        assert torch.equal(mine, other)
+def test_semantic_maps_are_those_of_the_library():
+    for sizes in (SIZES, [(12, 16), (5, 9)], None, *KINDS, [[*size] for size in TENSORS]):
+        ours = semantic_maps(semantic_outputs(), target_sizes=sizes)
+        sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
+        theirs = SegformerImageProcessor().post_process_semantic_segmentation(semantic_outputs(), target_sizes=sizes)
+        assert ours[0].dtype == torch.int64
+        assert_all_equal(ours, theirs)
 
 
 @pytest.mark.usefixtures("bands")
@@ -98,7 +95,7 @@ def test_semantic_scores_are_probabilities_of_the_resized_logits_also_of_half_pr
         assert torch.equal(result.segmentation, expected.argmax(dim=0))
     logits = semantic_outputs().logits.to(torch.bfloat16)
     halves, floats = (semantic_maps(semantic_outputs(x), SIZES) for x in (logits, logits.float()))
-    assert all(torch.equal(*pair) for pair in zip(halves, floats, strict=True))
+    assert_all_equal(halves, floats)
     outputs = depth_outputs(depth_outputs().predicted_depth.to(torch.bfloat16))
     for result in depth_maps(outputs, SIZES):
         assert result["predicted_depth"].dtype == torch.float32
@@ -116,15 +113,18 @@ class LargestTensor(TorchFunctionMode):
         return result
 
 
-@pytest.mark.parametrize("kind", ["semantic", "instance", "panoptic"])
-def test_memory_does_not_grow_with_classes_or_queries(kind, monkeypatch):
+def test_memory_does_not_grow_with_classes_or_queries(monkeypatch):
     monkeypatch.setattr(post_processing, "BAND_NUMEL", post_processing.BAND_NUMEL // 16)
-    outputs = universal_outputs(queries=300, scale=50)
-    if kind == "semantic":
-        outputs = semantic_outputs(draw(2, 300, 8, 8))
-    with LargestTensor() as largest:
-        getattr(PROCESSOR, f"post_process_{kind}_segmentation")(outputs, target_sizes=[(175, 125)] * 2)
-    assert 21_875 <= largest.numel <= 2**17  # the full logits would have 6.6 million elements per image
+    universal = universal_outputs(queries=300, scale=50)
+    for method, outputs in (
+        (semantic_maps, semantic_outputs(draw(2, 300, 8, 8))),
+        (instances, universal),
+        (panoptic_segments, universal),
+    ):
+        with LargestTensor() as largest:
+            method(outputs, target_sizes=[(175, 125)] * 2)
+        # The full logits would have 6.6 million elements per image.
+        assert 21_875 <= largest.numel <= 2**17, method.__name__
 
 
 def check_segments(ours, theirs, least):
@@ -152,26 +152,21 @@ def test_semantic_maps_and_instances_of_queries_are_those_of_eomt():
 
 
 @pytest.mark.usefixtures("bands")
-@pytest.mark.parametrize(
-    ("fuse", "thresholds"),
-    [
-        (None, {}),
-        ([1, 2, 3], {"threshold": 0.9, "mask_threshold": 0.8, "overlap_mask_area_threshold": 0.3}),
-        ([1, 2, 3], {"threshold": 0.2, "overlap_mask_area_threshold": 0}),
-    ],
-)
-def test_panoptic_segments_are_those_of_eomt(thresholds, fuse):
+def test_panoptic_segments_are_those_of_eomt():
     outputs, sizes = universal_outputs(size=(64, 64)), [(64, 64), (48, 60)]
     outputs.masks_queries_logits[1, :, 52:] = -9  # EoMT pads at the bottom and removes the padding
     mask = torch.ones(2, 64, 64, dtype=torch.bool)
     mask[1, 51:] = False
-    ours = panoptic_segments(
-        outputs, **thresholds, label_ids_to_fuse=fuse, target_sizes=sizes, patch_attention_mask=mask
-    )
-    theirs = EomtImageProcessor().post_process_panoptic_segmentation(
-        outputs, sizes, **{"threshold": 0.5, **thresholds}, stuff_classes=fuse, **EOMT
-    )
-    check_segments(ours, theirs, least=2)
+    for fuse, thresholds in (
+        (None, {}),
+        ([1, 2, 3], {"threshold": 0.9, "mask_threshold": 0.8, "overlap_mask_area_threshold": 0.3}),
+        ([1, 2, 3], {"threshold": 0.2, "overlap_mask_area_threshold": 0}),
+    ):
+        given = {"target_sizes": sizes, "patch_attention_mask": mask}
+        ours = panoptic_segments(outputs, **thresholds, label_ids_to_fuse=fuse, **given)
+        options = {"threshold": 0.5, **thresholds, "stuff_classes": fuse, **EOMT}
+        theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, **options)
+        check_segments(ours, theirs, least=2)
 
 
 def test_binary_maps_and_runs_are_those_of_mask2former():
@@ -259,24 +254,20 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
     assert depth_maps(outputs, [(40, 40)])[0]["predicted_depth"].min() >= 0.01
 
 
-@pytest.mark.parametrize("sizes", [SIZES, None])
-def test_padding_changes_nothing(sizes):
+def test_padding_changes_nothing():
     plain = draw(2, 5, 10, 18)
     logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # 1 x 3 of 2 x 4 patches are valid
     mask = torch.zeros(2, 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
-    for own, other in zip(
-        semantic_maps(semantic_outputs(logits), sizes, patch_attention_mask=mask),
-        semantic_maps(semantic_outputs(plain), sizes),
-        strict=True,
-    ):
-        assert torch.equal(own, other)
-    for own, other in zip(
-        depth_maps(depth_outputs(logits[:, 0]), sizes, patch_attention_mask=mask),
-        depth_maps(depth_outputs(plain[:, 0]), sizes),
-        strict=True,
-    ):
-        assert torch.equal(own["predicted_depth"], other["predicted_depth"])
+    for sizes in (SIZES, None):
+        own = semantic_maps(semantic_outputs(logits), sizes, patch_attention_mask=mask)
+        assert_all_equal(own, semantic_maps(semantic_outputs(plain), sizes))
+        own = depth_maps(depth_outputs(logits[:, 0]), sizes, patch_attention_mask=mask)
+        assert_same_depth(own, depth_maps(depth_outputs(plain[:, 0]), sizes))
+
+
+def assert_same_depth(results, expected):
+    assert_all_equal(*([result["predicted_depth"] for result in each] for each in (results, expected)))
 
 
 def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does():
@@ -287,10 +278,9 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does():
     theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
     check_segments(ours, theirs, least=2)
     depth = draw(1, 16, 16).abs()  # each value covers 4 x 4 pixels
-    (result,) = own.post_process_depth_estimation(depth_outputs(depth), [(30, 20)])
     plain = depth_outputs(depth[:, :, :11])  # 11 columns cover the 43 valid pixels
-    (expected,) = depth_maps(plain, [(30, 20)])
-    assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
+    found = own.post_process_depth_estimation(depth_outputs(depth), [(30, 20)])
+    assert_same_depth(found, depth_maps(plain, [(30, 20)]))
 
 
 # Processors that pad to the largest image, to a fixed size, within a fixed size, or to the model image size.
@@ -325,17 +315,14 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
     if processor.hide_padding:
         mask = inputs.patch_attention_mask
         masked = processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
-        assert all(torch.equal(*pair) for pair in zip(results, masked, strict=True))
+        assert_all_equal(results, masked)
     # A single image without a padding mask, as in the transformers pipeline.
-    whole, (height, width) = (
-        grid_of(processor, processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values, 4)
-        for do_pad in (True, False)
-    )
+    both = [processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values for do_pad in (True, False)]
+    whole, (height, width) = (grid_of(processor, own, 4) for own in both)
     assert (whole == (height, width)) == (padding not in ("fixed", "seen"))
     depth = draw(1, *whole).abs()
-    (found,) = processor.post_process_depth_estimation(depth_outputs(depth), sizes[:1])
-    (expected,) = depth_maps(depth_outputs(depth[:, :height, :width]), sizes[:1])
-    assert torch.equal(found["predicted_depth"], expected["predicted_depth"])
+    found = processor.post_process_depth_estimation(depth_outputs(depth), sizes[:1])
+    assert_same_depth(found, depth_maps(depth_outputs(depth[:, :height, :width]), sizes[:1]))
 
 
 def test_sizes_that_the_images_had_not_ask_for_the_mask():
