@@ -17,9 +17,9 @@ from hf_vit.commands.convert import convert
 from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
 from .sources import save_source
+from .test_convert_files import GELU, ConvolutionViT, saved
 from .test_convert_image_processor import PUBLISHED, TIMM
 from .test_convert_open_clip import model_cfg, save_open_clip, state_of_clip
-from .test_torch_encoder import GELU, ConvolutionViT, saved
 
 
 WITH_PACKAGE = """

@@ -19,7 +19,7 @@ from .comparisons import assert_all_matter, assert_same_outputs, dtypes, gradien
 from .sources import CASES, NATIVE, SHAPE, draw_images, interpolate_positions, run_source, save_source
 
 
-# Parts that test_convert_mim.py and test_convert_contrastive.py compare.
+# Parts that test_convert_tasks.py and test_convert_contrastive.py compare.
 OTHER_PARTS = ("masked_image_modeling_head.", "text_model.", "contrastive_head.")
 
 

@@ -23,7 +23,7 @@ from ..helpers.references import draw_weights
 from .comparisons import assert_same_outputs
 from .sources import CASES, draw_images, run_source, save_source
 from .test_convert_contrastive import save_source as save_pair
-from .test_convert_mim import save_source as save_masked
+from .test_convert_tasks import save_masked
 from .test_convert_timm import saved as save_timm
 
 

@@ -1,7 +1,6 @@
 """Checkpoints of timm: all plain architectures by name, and equal outputs of small models."""
 
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -207,16 +206,6 @@ def test_equals_timm(kind, tmp_path):
     save_for_hf(theirs, tmp_path, safe_serialization=True)
     model_class = HfViTForImageClassification if theirs.num_classes else HfViTModel
     assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(tmp_path, dtype=dtype))
-
-
-@pytest.mark.parametrize("architecture", ["eva_large_patch14_196", "eva_large_patch14_336"])
-def test_lone_file_of_eva_takes_the_mean(architecture, tmp_path):
-    options = {**SMALL, "embed_dim": 128, "num_heads": 2}  # an EVA file implies heads that are 64 wide
-    theirs = timm.create_model(architecture, **options).double().eval()
-    draw_weights(theirs)
-    torch.save(theirs.state_dict(), tmp_path / "eva.pth")
-    opened = partial(HfViTForImageClassification.from_pretrained, tmp_path / "eva.pth", architecture=architecture)
-    assert_equals_timm(theirs, lambda dtype: opened(dtype=dtype))
 
 
 def saved(folder, **changes):

@@ -170,34 +170,25 @@ def test_what_does_not_fit_is_refused(photo):
             Processor(**CROPS)(images, **given, return_tensors="pt")
     with pytest.raises(ValueError, match="only by do_affine_crop=True"):
         Processor(size=SIZE)(photo, keypoints=[keypoints(1)], return_tensors="pt")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    for options, message in (
         ({"size": {"shortest_edge": 64}}, r"needs an exact size, but size=\{'shortest_edge': 64\}"),
         ({"size": (64, 1)}, "of at least 2"),
         ({"do_center_crop": True, "crop_size": 32}, "cannot be combined with do_center_crop or do_pad"),
         ({"box_padding": 0}, "box_padding=0 must be positive"),
-    ],
-)
-def test_options_that_contradict_crops_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Processor(**{**CROPS, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "boxes", "sizes", "message"),
-    [
-        ({"do_affine_crop": False}, [BOXES[:2]], None, "does not crop objects"),
-        ({}, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
-        ({}, None, None, r"object_boxes\[0\] is None, the whole image, but the image size is unknown."),
-        ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
-    ],
-)
-def test_boxes_that_do_not_fit_outputs_are_refused(options, boxes, sizes, message):
-    processor = Processor(**{**CROPS, **options})
-    with pytest.raises(ValueError, match=message):
-        processor.post_process_keypoint_detection({"heatmaps": torch.rand(2, 3, 16, 12)}, boxes, sizes)
-    with pytest.raises(ValueError, match=r"no heatmaps with 4 dimensions, but logits \(2, 3\)"):
-        processor.post_process_keypoint_detection({"logits": torch.rand(2, 3)}, boxes, sizes)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Processor(**{**CROPS, **options})
+    heatmaps = {"heatmaps": torch.rand(2, 3, 16, 12)}
+    unknown = r"object_boxes\[0\] is None, the whole image, but the image size is unknown."
+    no_heatmaps = r"no heatmaps with 4 dimensions, but logits \(2, 3\)"
+    for outputs, do_crop, boxes, sizes, message in (
+        (heatmaps, False, [BOXES[:2]], None, "does not crop objects"),
+        (heatmaps, True, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
+        (heatmaps, True, None, None, unknown),
+        (heatmaps, True, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
+        ({"logits": torch.rand(2, 3)}, True, [BOXES], None, no_heatmaps),
+        ({"logits": torch.rand(2, 3)}, False, None, None, no_heatmaps),
+    ):
+        processor = Processor(**{**CROPS, "do_affine_crop": do_crop})
+        with pytest.raises(ValueError, match=message):
+            processor.post_process_keypoint_detection(outputs, boxes, sizes)
