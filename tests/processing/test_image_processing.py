@@ -24,6 +24,14 @@ from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, compute_
 from ..helpers.images import BACKENDS, as_chw, noise
 
 
+RAW = {"do_rescale": False, "do_normalize": False}
+
+
+def by_backends(image, **options):
+    """Return the pixel values of both backends."""
+    return [kind(**options)(image, return_tensors="pt").pixel_values for kind in BACKENDS.values()]
+
+
 @pytest.fixture(scope="module")
 def photo():
     return np.array(load_sample_image("china.jpg"))  # (427, 640, 3)
@@ -56,8 +64,7 @@ RESIZED |= {"LANCZOS": [(900, 700), (224, 224)], "BOX": [(31, 17), (512, 512)], 
 @pytest.mark.parametrize("subject", ["photo", "noise"])
 def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
     image, is_bilinear = photo if subject == "photo" else noise(311, 333, 3), resample == "BILINEAR"
-    options = {"size": size, "resample": Resampling[resample], "do_rescale": False, "do_normalize": False}
-    first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
+    first, second = by_backends(image, size=size, resample=Resampling[resample], **RAW)
     difference = first - second
     if not is_bilinear or size[0] > image.shape[0] or size[1] > image.shape[1]:
         assert not difference.any()  # both backends use PIL in these cases
@@ -70,25 +77,20 @@ def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_backends_agree_for_any_number_of_channels(photo, dtype):
-    array, options = np.concatenate([photo] * 4, axis=-1).astype(dtype), {"do_rescale": False, "do_normalize": False}
+    array = np.concatenate([photo] * 4, axis=-1).astype(dtype)
     for count in (1, 2, 3, 4, 5, 12):
-        first, second = (
-            processor(num_channels=count, **options)(array[..., :count], return_tensors="pt").pixel_values
-            for processor in BACKENDS.values()
-        )
+        first, second = by_backends(array[..., :count], num_channels=count, **RAW)
         assert first.shape == (1, count, 224, 224)
         assert (first - second).abs().max() <= (1 if dtype == np.uint8 else 0.01)
         # Channels are resized independently. The fourth one is not treated as alpha.
-        single = HfViTImageProcessorPil(num_channels=1, **options)(array[..., count - 1], return_tensors="pt")
-        assert torch.equal(second[:, -1:], single.pixel_values)
+        single = by_backends(array[..., count - 1], num_channels=1, **RAW)[1]
+        assert torch.equal(second[:, -1:], single)
 
 
 def test_neither_large_floats_nor_grouping_by_shape_change_a_result(backend):
     array = np.random.default_rng(0).normal(size=(3, 40, 50)).astype(np.float32) * 300
-    options = {"do_rescale": False, "do_normalize": False, "size": 20}
-    large, small = (
-        backend(**options)(values, return_tensors="pt").pixel_values for values in (array, array / np.float32(1024))
-    )
+    processor = backend(size=20, **RAW)
+    large, small = (processor(own, return_tensors="pt").pixel_values for own in (array, array / np.float32(1024)))
     torch.testing.assert_close(large, small * 1024)
     images = [noise(40, 50, 3, seed=seed) for seed in range(3)] + [noise(30, 50, 3)]
     images.insert(1, images[0].astype(np.float32))
@@ -100,8 +102,7 @@ def test_neither_large_floats_nor_grouping_by_shape_change_a_result(backend):
 
 
 def test_nearest_takes_the_pixel_under_each_center_in_both_backends(photo):
-    options = {"size": (300, 224), "resample": Resampling.NEAREST, "do_rescale": False, "do_normalize": False}
-    first, second = (processor(**options)(photo, return_tensors="pt").pixel_values for processor in BACKENDS.values())
+    first, second = by_backends(photo, size=(300, 224), resample=Resampling.NEAREST, **RAW)
     rows = [int((row + 0.5) * 427 / 300) for row in range(300)]
     columns = [(2 * column + 1) * 640 // 448 for column in range(224)]
     assert torch.equal(first, second)
@@ -172,12 +173,9 @@ def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, th
 def test_the_pil_processor_resizes_as_pil_and_the_library_do():
     sizes = (((66, 106), (56, 231)), ((90, 40), (30, 80)), ((40, 60), (80, 30)))
     for (image, size), resample in product(sizes, (Resampling.BILINEAR, Resampling.BICUBIC)):
-        pixels = noise(*image, 3)
-        options = {"size": {"height": size[0], "width": size[1]}, "do_rescale": False, "do_normalize": False}
-        ours, theirs = (
-            kind(**options, resample=resample)(pixels, return_tensors="np")["pixel_values"][0]
-            for kind in (HfViTImageProcessorPil, ViTImageProcessorPil)
-        )
+        pixels, kinds = noise(*image, 3), (HfViTImageProcessorPil, ViTImageProcessorPil)
+        options = {"size": {"height": size[0], "width": size[1]}, "resample": resample, **RAW}
+        ours, theirs = (kind(**options)(pixels, return_tensors="np")["pixel_values"][0] for kind in kinds)
         np.testing.assert_array_equal(ours, theirs)
         by_pil = Image.fromarray(pixels).resize(size[::-1], resample)
         np.testing.assert_array_equal(ours, np.asarray(by_pil).transpose(2, 0, 1))
