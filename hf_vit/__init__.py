@@ -32,12 +32,14 @@ from .model.task_configurations import (
     HfViTJointEmbeddingConfig,
     HfViTKeypointConfig,
     HfViTMaskedImageModelingConfig,
+    HfViTReconstructionConfig,
     HfViTSegmentationConfig,
     HfViTTextConfig,
     HfViTUniversalSegmentationConfig,
 )
 from .model.task_depth_estimation import HfViTForDepthEstimation
 from .model.task_image_classification import HfViTForImageClassification
+from .model.task_image_reconstruction import HfViTForImageReconstruction
 from .model.task_joint_embedding import HfViTForJointEmbedding
 from .model.task_keypoint_detection import HfViTForKeypointDetection, HfViTKeypointDetectionPipeline
 from .model.task_masked_image_modeling import HfViTForMaskedImageModeling
@@ -111,6 +113,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForImageReconstruction",
     "HfViTForJointEmbedding",
     "HfViTForKeypointDetection",
     "HfViTForMaskedImageModeling",
@@ -126,6 +129,7 @@ __all__ = [
     "HfViTModel",
     "HfViTPreTrainedModel",
     "HfViTProcessor",
+    "HfViTReconstructionConfig",
     "HfViTSegmentationConfig",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",

@@ -290,6 +290,21 @@ class UnlabeledImageCollator(Collator):
 
 
 @dataclass
+class ImageCollator(Collator):
+    """Collator of images without labels, for `HfViTForImageReconstruction`."""
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Create a batch from B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor).
+
+        Returns:
+            `pixel_values` (B, C, H, W) float32. If `keeps_targets` is set, the lists `targets` (class numbers or
+            `None`) and `files` are added.
+        """
+        batch = _pixels(self.image_processor, [example["image"] for example in examples])
+        return _with_targets(batch, examples, self.keeps_targets)
+
+
+@dataclass
 class MaskedImageModelingCollator(Collator):
     """Collator of images and mask seeds for `HfViTForMaskedImageModeling`.
 

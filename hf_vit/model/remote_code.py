@@ -17,8 +17,11 @@ HUB_TIMEOUT_SECONDS = 5  # timeout of a connection test to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
-    "zero-shot-image-classification",
+    *("image-reconstruction", "zero-shot-image-classification"),
 )
+
+# Tasks whose Auto class has another name than the task
+OTHER_CLASSES = {"joint-embedding": "AutoModelForPreTraining", "image-reconstruction": "AutoModelForImageToImage"}
 
 
 def class_path(task: str, form: str = "HfViTFor{}") -> str:
@@ -36,11 +39,11 @@ AUTO_MAP = {
     "AutoConfig": "configuration_hf_vit.HfViTConfig",
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
-    **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task != "joint-embedding"},
+    **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task not in OTHER_CLASSES},
+    **{auto_class: class_path(task) for task, auto_class in OTHER_CLASSES.items()},
     # transformers' segmentation pipeline tries this Auto class first. For universal segmentation models,
     # `HfViTConfig.save_pretrained` replaces the entry.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
-    "AutoModelForPreTraining": class_path("joint-embedding"),
 }
 FEATURES = "image-feature-extraction"  # pipeline task for models with any head
 SEGMENTATION = ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline")
@@ -59,8 +62,8 @@ CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
     for auto_class, (task, impl) in PIPELINES.items()
 }
-CUSTOM_PIPELINES["HfViTForMaskedImageModeling"] = CUSTOM_PIPELINES["HfViTModel"]
-CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
+for task in ("MaskedImageModeling", "JointEmbedding", "ImageReconstruction"):
+    CUSTOM_PIPELINES[f"HfViTFor{task}"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
 def list_tasks() -> list[str]:
@@ -150,6 +153,7 @@ def _import_saved_files() -> None:
     from .processing_hf_vit import HfViTProcessor  # noqa: F401
     from .task_depth_estimation import HfViTForDepthEstimation  # noqa: F401
     from .task_image_classification import HfViTForImageClassification  # noqa: F401
+    from .task_image_reconstruction import HfViTForImageReconstruction  # noqa: F401
     from .task_joint_embedding import HfViTForJointEmbedding  # noqa: F401
     from .task_keypoint_detection import HfViTForKeypointDetection  # noqa: F401
     from .task_masked_image_modeling import HfViTForMaskedImageModeling  # noqa: F401

@@ -13,6 +13,15 @@ from .nested_options import HfViTTaskConfig, check_activation, option
 MIN_TEACHER_TEMPERATURE = 0.025  # lower temperatures exceed the range of float32 in `assign`
 
 
+def check_decoder(options: Any) -> None:
+    """Raises `ValueError` if the width of a decoder does not fit its positions and attention heads."""
+    if options.decoder_hidden_size % 4 or options.decoder_hidden_size % options.decoder_num_attention_heads:
+        raise ValueError(
+            f"decoder_hidden_size={options.decoder_hidden_size} must be a multiple of 4, for positions, and of "
+            f"decoder_num_attention_heads={options.decoder_num_attention_heads}."
+        )
+
+
 @strict
 @dataclass
 class HfViTDetectionConfig(HfViTTaskConfig):
@@ -450,11 +459,49 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             raise ValueError(
                 f"mask_unit={self.mask_unit} is only for mask_type='random'. Leave it out for 'blockwise'."
             )
-        if self.decoder_hidden_size % 4 or self.decoder_hidden_size % self.decoder_num_attention_heads:
-            raise ValueError(
-                f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for positions, and of "
-                f"decoder_num_attention_heads={self.decoder_num_attention_heads}."
-            )
+        check_decoder(self)
+
+
+@strict
+@dataclass
+class HfViTReconstructionConfig(HfViTTaskConfig):
+    """Latents, decoder and loss of image reconstruction.
+
+    Args:
+        latent_type: "kl": a linear layer maps each patch to the mean and variance of a few numbers (the autoencoder of
+            latent diffusion, https://arxiv.org/abs/2112.10752); "rae": the tokens of the encoder are the latents,
+            standardized per channel (representation autoencoder, https://arxiv.org/abs/2510.11690).
+        latent_channels: Number of latents per patch; only for "kl".
+        kl_weight: Weight of the mean KL divergence per latent from a standard normal distribution; only for "kl".
+        num_latent_layers: Number of last blocks whose normalized outputs are summed; only for "rae".
+        noise_std: Standard deviation of the normal distribution from which the noise level of the latents of an image
+            is drawn in training, so that the decoder also accepts generated latents; only for "rae".
+        scaling_factor: Factor that gives latents about variance 1, as in diffusers. Training runs set it.
+        pixel_loss: "l2" (squared differences, as PSNR) or "l1".
+        feature_weight: Weight of the cosine distance between features of image and reconstruction in a frozen encoder.
+        decoder_hidden_size: Width of the decoder.
+        decoder_num_hidden_layers: Number of decoder blocks.
+        decoder_num_attention_heads: Number of attention heads of the decoder.
+        decoder_intermediate_size: Width of the hidden layer of the MLPs of the decoder.
+    """
+
+    choice = "latent_type"
+
+    latent_type: Literal["kl", "rae"] = "kl"
+    latent_channels: int = option(16, "(0, inf)", of="kl")
+    kl_weight: float = option(1e-5, "[0, inf)", of="kl")
+    num_latent_layers: int = option(1, "(0, inf)", of="rae")
+    noise_std: float = option(0.0, "[0, inf)", of="rae")
+    scaling_factor: float = option(1.0, "(0, inf)")
+    pixel_loss: Literal["l1", "l2"] = "l2"
+    feature_weight: float = option(0.0, "[0, inf)")
+    decoder_hidden_size: int = option(512, "(0, inf)")
+    decoder_num_hidden_layers: int = option(8, "(0, inf)")
+    decoder_num_attention_heads: int = option(16, "(0, inf)")
+    decoder_intermediate_size: int = option(2048, "(0, inf)")
+
+    def _check(self) -> None:
+        check_decoder(self)
 
 
 @strict
@@ -510,6 +557,7 @@ MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForKeypointDetection": ("keypoint_config",),
     "HfViTForMaskedImageModeling": ("masked_image_modeling_config",),
     "HfViTForJointEmbedding": ("joint_embedding_config",),
+    "HfViTForImageReconstruction": ("reconstruction_config",),
     "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
 }
 
@@ -529,6 +577,7 @@ class HfViTTaskFields(PreTrainedConfig):
         keypoint_config: Options of `HfViTForKeypointDetection`.
         masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
         joint_embedding_config: Options of `HfViTForJointEmbedding`.
+        reconstruction_config: Options of `HfViTForImageReconstruction`.
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
         contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
     """
@@ -540,6 +589,7 @@ class HfViTTaskFields(PreTrainedConfig):
     keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
     masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
     joint_embedding_config: HfViTJointEmbeddingConfig | dict[str, Any] | None = None
+    reconstruction_config: HfViTReconstructionConfig | dict[str, Any] | None = None
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 

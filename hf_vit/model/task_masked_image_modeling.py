@@ -1,4 +1,4 @@
-"""Masked image modeling: masks, conversion between images and patches, decoders, loss and model.
+"""Masked image modeling: masks, decoders, loss and model.
 
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible
 patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
@@ -7,24 +7,21 @@ patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the 
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from transformers import initialization as init
 from transformers.modeling_outputs import MaskedImageModelingOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
-from .adapt_inputs import HfViTInputSized, as_parameter
-from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
-from .encoder import HfViTLayer, make_norm, share_attention_implementation
-from .layers import HfViTInitialized, HfViTNamedHead
+from .configuration_hf_vit import HfViTConfig
+from .embeddings import Grid, image_grids
+from .layers import HfViTNamedHead
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
+from .patch_decoder import HfViTMaeDecoder, HfViTPixelPredictor, patchify, unpatchify
 from .pretrained import HfViTPreTrainedModel
 from .shared import check_shape, in_float32, to_float32_or_higher
 from .task_configurations import HfViTMaskedImageModelingConfig
@@ -35,116 +32,6 @@ SMALLEST_BLOCK = 16 / 196  # smallest share of the image that a block covers
 LOWEST_ASPECT = 0.3  # smallest height-to-width ratio of a block; the largest is its reciprocal
 # Constant added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
 EPSILON = 1e-6
-
-
-class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
-    """Last layer of a decoder, which predicts the pixels of a patch from its token."""
-
-    def __init__(self, size: int, config: HfViTConfig) -> None:
-        super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
-
-    @torch.no_grad()
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resizes the weights to a new patch size or number of channels."""
-        sizes = to_pair(old.patch_size), to_pair(new.patch_size)
-        if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
-            return
-
-        def resize(rows: Tensor) -> Tensor:
-            pixels = rows.unflatten(0, (*sizes[0], old.num_channels)).permute(3, 2, 0, 1)  # (E, C, p, q)
-            pixels = F.interpolate(pixels.float(), size=sizes[1], mode="bicubic", antialias=True)
-            if new.num_channels == 1:
-                pixels = pixels.mean(dim=1, keepdim=True)
-            in_turn = torch.arange(new.num_channels, device=rows.device) % pixels.shape[1]
-            return pixels[:, in_turn].permute(2, 3, 1, 0).flatten(0, 2).to(rows.dtype)  # (p·q·C, E)
-
-        weight, bias = self.weight, self.bias
-        self.weight = as_parameter(resize(weight), weight)
-        self.bias = as_parameter(resize(bias[:, None])[:, 0], bias)
-        self.out_features = len(self.bias)
-
-
-class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """The decoder of MAE: a small ViT with mask tokens for masked patches (https://arxiv.org/abs/2111.06377)."""
-
-    # The decoder has plain blocks and fixed positions, independently of the encoder. Prefix tokens have no position.
-
-    position_embeddings: Tensor
-
-    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        super().__init__()
-        self.config = config
-        own = HfViTConfig(
-            hidden_size=options.decoder_hidden_size,
-            num_hidden_layers=options.decoder_num_hidden_layers,
-            num_attention_heads=options.decoder_num_attention_heads,
-            intermediate_size=options.decoder_intermediate_size,
-            hidden_act=config.hidden_act,
-            hidden_dropout_prob=config.hidden_dropout_prob,
-            layer_norm_eps=config.layer_norm_eps,
-            qkv_bias=config.qkv_bias,
-        )
-        self.hidden_size = own.hidden_size
-        self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
-        # The position table is saved, because a change of the grid resamples it from the table used in training.
-        self.register_buffer("position_embeddings", self.sincos_table())
-        self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
-        share_attention_implementation(config, self.layers)
-        self.norm = make_norm(own, own.hidden_size)
-        self.predictor = HfViTPixelPredictor(own.hidden_size, config)
-
-    def initialize(self, std: float) -> None:
-        """Draws the mask token from a normal distribution and computes the fixed positions."""
-        init.normal_(self.mask_token, mean=0.0, std=std)
-        init.copy_(self.position_embeddings, self.sincos_table())
-
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resamples the position table to another grid."""
-        self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
-
-    def sincos_table(self) -> Tensor:
-        """Returns the fixed position table (1, N, E) at the native grid."""
-        return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        grid: Grid,
-        index: Tensor,
-        seen: Tensor | None = None,
-        patch_attention_mask: Tensor | None = None,
-        attention_mask: Any = None,
-    ) -> Tensor:
-        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
-
-        Args:
-            hidden_states: Encoded tokens (B, P + K, D).
-            grid: Rows and columns (h, w) of patches.
-            index: Indices (B, K) of the visible patches; see `visible_patches`.
-            seen: (B, K) bool, False for patches that only serve as padding, or None; see `visible_patches`.
-            patch_attention_mask: (B, h, w) bool, False for padding, or None.
-            attention_mask: Padding mask of prefix and patches in the format of the attention implementation.
-        """
-        num_prefix = self.config.num_prefix_tokens
-        hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
-        prefix, visible = hidden_states.tensor_split((num_prefix,), dim=1)
-        mask_token = self.mask_token.to(hidden_states.dtype)
-        if seen is not None:
-            visible = torch.where(seen[..., None], visible, mask_token)
-        patches = mask_token.expand(index.shape[0], grid[0] * grid[1], -1)
-        patches = patches.scatter(1, index[..., None].expand_as(visible), visible)  # (B, N, E)
-        patches = patches + self.positions(grid, patch_attention_mask)
-        hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, None, attention_mask)
-        return self.predictor(self.norm(hidden_states[:, num_prefix:]))
-
-    def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Returns the positions to add to the patches: (1, N, E), or (B, N, E) with a mask."""
-        resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
-        positions = positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-        return positions.to(self.embedding.weight.dtype)  # the table is float32 even in half-precision models
 
 
 def make_simmim_decoder(config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> nn.Module:
@@ -281,19 +168,6 @@ def visible_patches(
         has_fillers = least < num_visible
     index = hidden.byte().argsort(dim=1, stable=True)[:, :num_visible]
     return index, ~hidden.gather(1, index) if has_fillers else None
-
-
-def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Splits images (B, C, H, W) into patches (B, N, p·q·C); patches and pixels are row by row, channels last."""
-    height, width = patch_size
-    cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
-    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpatchify(patches: Tensor, grid: Grid, patch_size: Grid) -> Tensor:
-    """Joins patches (B, N, p·q·C) of a grid (h, w) to images (B, C, H, W)."""
-    cut = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (B, h, w, p, q, C)
-    return cut.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 class PatchScale:

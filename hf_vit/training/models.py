@@ -356,6 +356,26 @@ def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
 
 
+def principal_directions(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the principal component analysis of patches (M, E), given in several parts, in float64 on the CPU.
+
+    Returns:
+        The mean (E,), variances (E,) in ascending order, and directions (E, E), one per column.
+
+    Raises:
+        ValueError: If there are no patches, or a pixel is infinite or NaN.
+    """
+    count, total, products = 0, torch.zeros(()), torch.zeros(())
+    for part in parts:  # one by one, because all patches may take gigabytes
+        patches = part.to("cpu", torch.float64)  # (M, E)
+        count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
+    if not (count and products.isfinite().all()):
+        found = "infinite or NaN pixels" if count else "no patches"
+        raise ValueError(f"The training images have {found}. Check them.")
+    mean = total / count
+    return mean, *torch.linalg.eigh(products / count - mean.outer(mean))
+
+
 @torch.no_grad()
 def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) -> None:
     """Initialize the patch embedding of a new model with whitened principal directions of image patches.
@@ -378,16 +398,9 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     """
     projection = model.base_model.embeddings.patch_embeddings.projection
     kernel = projection.weight.shape[2:]
-    size = projection.weight[0].numel()  # E
-    count, total, products = 0, torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
-    for image in images:  # one by one, because all patches may take gigabytes
-        patches = F.unfold(image[None], kernel, stride=kernel)[0].T.to("cpu", torch.float64)  # (M, E)
-        count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
-    if not (count and products.isfinite().all()):
-        found = "infinite or NaN pixels" if count else "no patches"
-        raise ValueError(f"whiten_patches=True: the images have {found}. Check them, or set whiten_patches=False.")
-    mean = total / count  # (E,)
-    variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
+    mean, variances, directions = principal_directions(
+        F.unfold(image[None], kernel, stride=kernel)[0].T for image in images
+    )
     width = len(projection.weight)
     kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
     if kept == 0:

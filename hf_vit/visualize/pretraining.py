@@ -91,7 +91,13 @@ def draw_reconstructions(
     draw_rows(rows, ["image", "visible patches", "reconstruction"], file)
 
 
-def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, file: PictureFile) -> None:
+def draw_views(
+    views: Sequence[Sequence[Tensor]],
+    mean: Levels,
+    std: Levels,
+    file: PictureFile,
+    titles: Sequence[str] | None = None,
+) -> None:
     """Draw a row for each of the first `MAX_ROWS` images: the image and its views.
 
     Args:
@@ -99,12 +105,14 @@ def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, fil
         mean: Mean that the image processor subtracts from values in [0, 1]; one number or one per channel.
         std: Standard deviation by which the image processor divides; one number or one per channel.
         file: Output file; the suffix determines the format.
+        titles: Titles of the columns, by default "image", "view 1", "view 2" and so on.
 
     Raises:
         ValueError: if there is no image.
     """
     rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
-    draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
+    numbered = ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))]
+    draw_rows(rows, list(titles or numbered), file)
 
 
 def to_picture(pixels: Tensor, mean: Levels, std: Levels) -> np.ndarray:

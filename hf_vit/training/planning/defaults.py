@@ -199,10 +199,13 @@ def small_tower(width: int) -> Options:
     return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
 
 
-def masked_head(width: int) -> Options:
-    """Return the options of a masked image decoder with half the width of the model."""
-    decoder = small_tower(width // 2)
-    return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
+def pixel_decoder(field: str, part: int) -> Callable[[int], Options]:
+    """Return a rule for the options of a decoder of pixels with the width of the model divided by `part`."""
+
+    def options(width: int) -> Options:
+        return {field: {f"decoder_{name}": value for name, value in small_tower(width // part).items()}}
+
+    return options
 
 
 def text_tower(width: int) -> Options:
@@ -256,7 +259,10 @@ KEYPOINTS = read_task(
     "keypoint-detection",
     head=without_gpu(lambda width: {"keypoint_config": {"hidden_size": 128}} if width >= LARGE_WIDTH else {}),
 )
-MASKED_IMAGES = read_task("masked-image-modeling", head=without_gpu(masked_head))
+MASKED_IMAGES = read_task(
+    "masked-image-modeling", head=without_gpu(pixel_decoder("masked_image_modeling_config", part=2))
+)
+RECONSTRUCTION = read_task("image-reconstruction", head=without_gpu(pixel_decoder("reconstruction_config", part=1)))
 JOINT_EMBEDDINGS = read_task(
     "joint-embedding",
     head=without_gpu(lambda width: {"joint_embedding_config": {"projector_hidden_size": 4 * width}}),
@@ -275,7 +281,7 @@ UNSTORED = {
     *MIXED,
 }
 # Options that select heads with other fields
-HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}
+HEAD_OPTIONS = {"head", "decoder", "objective", "text_model_name_or_path", "text_preset"}
 
 
 def choose(
@@ -420,8 +426,9 @@ def choose_config(
         # Half the width must be divisible by the number of attention heads; otherwise keep the default head.
         is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)
+    nested = {name: value for name, value in config.items() if isinstance(value, dict)}
+    for name in nested.keys() & set(given):  # the user gave other options of this head
+        nested[name] = {option: value for option, value in nested[name].items() if option not in given}
     config = {name: value for name, value in config.items() if name not in given}
-    nested = {
-        name: {**value, **(overrides.get(name) or {})} for name, value in config.items() if isinstance(value, dict)
-    }
-    return {**config, **overrides, **nested}
+    merged = {name: {**value, **(overrides.get(name) or {})} for name, value in nested.items()}
+    return {**config, **overrides, **merged}

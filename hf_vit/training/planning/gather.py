@@ -17,7 +17,11 @@ from ..training_arguments import usable_cores
 from .facts import Facts, Start
 
 
-UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # models trained without labels
+UNLABELED = (
+    "HfViTForJointEmbedding",
+    "HfViTForMaskedImageModeling",
+    "HfViTForImageReconstruction",
+)  # models trained without labels
 SAMPLE = 32  # number of sampled images
 
 

@@ -16,13 +16,12 @@ from ...data.collators import MaskedImageModelingCollator, draw_mask_seed
 from ...evaluation.base import Batch, File, ImageResult, Images
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import to_pair
+from ...model.patch_decoder import patchify, unpatchify
 from ...model.task_masked_image_modeling import (
     HfViTForMaskedImageModeling,
     PatchScale,
     draw_mask,
     masked_image_modeling_loss,
-    patchify,
-    unpatchify,
 )
 from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
 from ...visualize.pretraining import draw_reconstructions

@@ -1,0 +1,50 @@
+"""Metrics of reconstructed images: PSNR and SSIM."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .base import StreamedMetric, mean_without_nan
+
+
+LEAST_SIDE = 11  # pixels of the window of SSIM
+
+
+@dataclass(frozen=True)
+class ReconstructedImage:
+    """An image and its reconstruction, (C, H, W) with values in [0, 1], and pictures in units of the model input."""
+
+    image: Tensor
+    reconstruction: Tensor
+    pictures: list[Tensor]
+
+
+class ReconstructionMetric(StreamedMetric):
+    """Means over images of `psnr` in dB and `ssim`, computed by torchmetrics for values in [0, 1].
+
+    Images with a side of less than 11 pixels have no SSIM. Sources: PSNR is -10 log10 of the mean squared error; SSIM,
+    https://doi.org/10.1109/TIP.2003.819861.
+    """
+
+    score_names = ("psnr", "ssim")
+    units: ClassVar[dict[str, str]] = {"psnr": "dB"}
+
+    def record(self, prediction: ReconstructedImage, target: Any) -> tuple[float, float]:
+        """Return PSNR and SSIM of an image."""
+        from torchmetrics.functional.image import (
+            peak_signal_noise_ratio,
+            structural_similarity_index_measure,
+        )
+
+        found, true = prediction.reconstruction[None].float(), prediction.image[None].float()
+        ssim = math.nan
+        if min(true.shape[-2:]) >= LEAST_SIDE:
+            ssim = float(structural_similarity_index_measure(found, true, data_range=1.0))  # type: ignore[arg-type]
+        return float(peak_signal_noise_ratio(found, true, data_range=1.0)), ssim
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean scores."""
+        columns = zip(*self.records, strict=True) if self.records else ((), ())
+        return {name: mean_without_nan(values) for name, values in zip(self.score_names, columns, strict=True)}
