@@ -40,7 +40,7 @@ OTHER_INPUTS = ("HfViTForZeroShotImageClassification", "HfViTForJointEmbedding",
 # Outputs with a shape that is printed in the table of stages
 OUTPUTS = {
     *("pooler_output", "logits", "predicted_depth", "pred_boxes", "heatmaps", "masks_queries_logits"),
-    "class_queries_logits",
+    *("class_queries_logits", "latents", "reconstruction"),
 }
 
 

@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForImageReconstruction,
     HfViTForJointEmbedding,
     HfViTForKeypointDetection,
     HfViTForMaskedImageModeling,
@@ -57,6 +58,13 @@ SMALL: dict[str, Any] = {
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
     "joint_embedding_config": {"projector_hidden_size": 16, "embedding_size": 8, "num_slices": 16},
     "masked_image_modeling_config": {
+        "decoder_hidden_size": 16,
+        "decoder_num_hidden_layers": 2,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 24,
+    },
+    "reconstruction_config": {
+        "latent_channels": 6,
         "decoder_hidden_size": 16,
         "decoder_num_hidden_layers": 2,
         "decoder_num_attention_heads": 2,
@@ -145,6 +153,10 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
 
 # Function that returns a batch of a given number of images, as a dictionary of model arguments.
 MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
+
+
+RAE = {**SMALL["reconstruction_config"], "latent_type": "rae", "num_latent_layers": 2}
+del RAE["latent_channels"]
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,10 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
 
 objects = with_boxes(lambda number: number % 5)  # The first image has no objects.
 objects_in_one_image = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
+
+
+def images_alone(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    return {"pixel_values": pixels(config, batch)}
 
 
 def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
@@ -407,6 +423,9 @@ TRAINING_CASES = {
         with_masked_views,
         {"joint_embedding_config": DINO, "use_mask_token": True, **ROTARY},
         accumulates=False,
+    ),
+    "representation_autoencoder": TrainingCase(
+        HfViTForImageReconstruction, padded(images_alone), {"reconstruction_config": RAE, **ROTARY}
     ),
     "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
     "softmax": TrainingCase(

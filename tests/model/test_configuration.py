@@ -246,11 +246,18 @@ TASKS: dict[str, dict[str, Any]] = {
     "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
     "masked_image_modeling_config": {"mask_type": "blockwise", "norm_pix_loss": False},
     "joint_embedding_config": {"embedding_size": 16, "gaussian_weight": 0.1},
+    "reconstruction_config": {"latent_channels": 4, "pixel_loss": "l1"},
     "text_config": {"num_hidden_layers": 2, "pooling": "last"},
     "contrastive_config": {"loss": "softmax", "projection_dim": 8},
 }
 OVERRIDES = [("dice_weight", 1.5), ("mask_weight", 1.5), ("gradient_loss_weight", 1.5), ("giou_weight", 1.5)]
-OVERRIDES += [("hidden_size", 64), ("mask_ratio", 0.5), ("num_slices", 8), ("num_hidden_layers", 1)]
+OVERRIDES += [
+    ("hidden_size", 64),
+    ("mask_ratio", 0.5),
+    ("num_slices", 8),
+    ("kl_weight", 0.1),
+    ("num_hidden_layers", 1),
+]
 OVERRIDES += [("projection_dim", 8)]
 all_tasks = pytest.mark.parametrize("field", TASKS)
 

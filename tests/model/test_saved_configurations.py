@@ -68,6 +68,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_hidden_size": 512, "decoder_num_hidden_layers": 8, "decoder_num_attention_heads": 16,
         "decoder_intermediate_size": 2048,
     },
+    "reconstruction_config": {
+        "latent_type": "kl", "latent_channels": 16, "kl_weight": 1e-05, "num_latent_layers": 1, "noise_std": 0.0,
+        "scaling_factor": 1.0, "pixel_loss": "l2", "feature_weight": 0.0, "decoder_hidden_size": 512,
+        "decoder_num_hidden_layers": 8, "decoder_num_attention_heads": 16, "decoder_intermediate_size": 2048,
+    },
     "joint_embedding_config": {
         "objective": "lejepa", "projector_hidden_size": 2048, "embedding_size": 64, "gaussian_weight": 0.05,
         "num_slices": 256, "num_prototypes": 1024, "student_temperature": 0.1, "teacher_temperature": 0.05,

@@ -18,6 +18,7 @@ from ...model.embeddings import Grid
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel, check_trained, read_config
 from ...model.shared import match
+from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...model.task_object_detection import HfViTForObjectDetection
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
@@ -48,7 +49,8 @@ class HfViTProgram(nn.Module):
         self.model = model
         self.outputs = output_names(model)
         # Programs do not compute a loss.
-        self.options = {"return_loss": False} if isinstance(model, HfViTForMaskedImageModeling) else {}
+        has_loss = isinstance(model, HfViTForMaskedImageModeling | HfViTForImageReconstruction)
+        self.options = {"return_loss": False} if has_loss else {}
 
     def forward(
         self,

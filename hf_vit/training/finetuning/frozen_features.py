@@ -33,6 +33,7 @@ from ...data.collators import ObjectDetectionCollator
 from ...data.datasets import TargetDataset
 from ...data.fingerprint import digest, digest_weights, fingerprint
 from ...model.modeling_hf_vit import HfViTModel
+from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..checkpoints import on_first_process
@@ -414,6 +415,7 @@ def check_cache(trainer: "HfViTTrainer") -> None:
         "the masks and views of pretraining are drawn again in each step. Leave it out": isinstance(
             model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
         ),
+        "images are also the targets. Leave it out": isinstance(model, HfViTForImageReconstruction),
         "it needs numbered images, not a stream. Leave out one of it and --streaming": not isinstance(
             rows, TargetDataset | Dataset
         ),

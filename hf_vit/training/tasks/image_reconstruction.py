@@ -265,8 +265,8 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
 
 def standardize(model: HfViTForImageReconstruction, batches: Iterable[Batch]) -> None:
     """Set the statistics of "rae" latents to the mean and standard deviation per channel of the given images."""
-    latents = [model.encode(batch["pixel_values"]).latent_dist.mode().mT.flatten(0, 2) for batch in batches]
-    tokens = torch.cat([part.reshape(-1, part.shape[-1]) for part in latents])
+    latents = [model.encode(batch["pixel_values"]).latent_dist.mode() for batch in batches]
+    tokens = torch.cat([part.flatten(2).mT.flatten(0, 1) for part in latents])  # (M, D)
     head = model.autoencoder
     assert isinstance(head, HfViTRepresentationAutoencoder)
     head.latent_mean.copy_(tokens.mean(dim=0))
