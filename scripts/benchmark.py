@@ -28,6 +28,7 @@ SUBJECTS = {
     "serving": "images per second and latency with many clients, compared with the stock pipeline",
     "reading": "images per second from folders, parquet and tar files, as datasets and as streams",
     "learning": "scores compared with transformers' models that train for the same time",
+    "reconstruction": "quality of an autoencoder, compared with JPEG at equal bytes",
     "training": "training throughput compared with PyTorch, timm and transformers' Trainer",
 }
 
