@@ -36,49 +36,23 @@ MODEL_CLASSES = [
     HfViTForKeypointDetection,
     HfViTForObjectDetection,
 ]
-SMALL_DEPTH = {
-    "head": "dpt",
-    "neck_hidden_sizes": (8, 8, 8),
-    "reassemble_factors": (2, 1, 0.5),
-    "fusion_hidden_size": 8,
-    "head_hidden_size": 8,
-}
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": 5,
+SMALL_DEPTH: dict[str, Any] = {"head": "dpt", "neck_hidden_sizes": (8, 8, 8), "reassemble_factors": (2, 1, 0.5)}
+SMALL_DEPTH |= {"fusion_hidden_size": 8, "head_hidden_size": 8}
+SMALL_TEXT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SMALL_TEXT |= {"vocab_size": 40, "max_position_embeddings": 9, "eos_token_id": 39}
+SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 2}
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL |= {
+    **{"image_size": 32, "patch_size": 8, "num_labels": 5},
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
     "joint_embedding_config": {"projector_hidden_size": 16, "embedding_size": 8, "num_slices": 16},
-    "masked_image_modeling_config": {
-        "decoder_hidden_size": 16,
-        "decoder_num_hidden_layers": 2,
-        "decoder_num_attention_heads": 2,
-        "decoder_intermediate_size": 24,
-    },
-    "reconstruction_config": {
-        "latent_channels": 6,
-        "decoder_hidden_size": 16,
-        "decoder_num_hidden_layers": 2,
-        "decoder_num_attention_heads": 2,
-        "decoder_intermediate_size": 24,
-    },
-    "text_config": {
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 9,
-        "eos_token_id": 39,
-    },
+    "masked_image_modeling_config": {**SMALL_DECODER, "decoder_intermediate_size": 24},
+    "reconstruction_config": {**SMALL_DECODER, "decoder_intermediate_size": 24, "latent_channels": 6},
+    "text_config": SMALL_TEXT,
     "contrastive_config": {"projection_dim": 12},
 }
 # Together, these variants use every option of the backbone.
@@ -86,53 +60,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mask": {"use_mask_token": True, "prefix_has_position": False, "num_register_tokens": 1},
     "registers": {
-        "num_register_tokens": 2,
-        "use_distillation_token": True,
-        "use_pooler": True,
-        "layerscale_value": 0.5,
-        "drop_path_rate": 0.2,
-        "position_antialias": True,
-        "position_interpolation": "bilinear",
+        **{"num_register_tokens": 2, "use_distillation_token": True, "use_pooler": True, "layerscale_value": 0.5},
+        **{"drop_path_rate": 0.2, "position_antialias": True, "position_interpolation": "bilinear"},
     },
     "rotary": {
-        "position_embedding_type": "rotary",
-        "key_bias": False,
-        "use_gated_mlp": True,
-        "hidden_act": "silu",
-        "num_register_tokens": 2,
-        "pooling": "cls_mean",
+        **{"position_embedding_type": "rotary", "key_bias": False, "use_gated_mlp": True, "hidden_act": "silu"},
+        **{"num_register_tokens": 2, "pooling": "cls_mean"},
     },
     "rms": {
-        "position_embedding_type": "learned+rotary",
-        "norm_type": "rmsnorm",
-        "use_qk_norm": True,
-        "qkv_bias": False,
-        "proj_bias": False,
-        "mlp_bias": False,
-        "use_cls_token": False,
-        "pooling": "mean",
+        **{"position_embedding_type": "learned+rotary", "norm_type": "rmsnorm", "use_qk_norm": True},
+        **{"qkv_bias": False, "proj_bias": False, "mlp_bias": False, "use_cls_token": False, "pooling": "mean"},
         "depth_config": {**SMALL_DEPTH, "readout_type": "ignore"},
     },
     "sincos": {
-        "position_embedding_type": "sincos2d",
-        "image_size": (32, 48),
-        "patch_size": (8, 16),
-        "num_channels": 1,
+        **{"position_embedding_type": "sincos2d", "num_channels": 1, "image_size": (32, 48), "patch_size": (8, 16)},
     },
     "none": {"position_embedding_type": "none", "pooling": "cls_mean", "use_pooler": True},
     "clip": {"use_pre_layernorm": True, "hidden_act": "quick_gelu"},
     "siglip": {
-        "pooling": "attention",
-        "hidden_act": "gelu_pytorch_tanh",
-        "position_embedding_type": "rotary",
-        "rope_coordinates": "index",
+        **{"pooling": "attention", "hidden_act": "gelu_pytorch_tanh"},
+        **{"position_embedding_type": "rotary", "rope_coordinates": "index"},
     },
     "eva": {
-        "pooling": "mean",
-        "norm_after_pooling": True,
-        "position_embedding_type": "learned+rotary",
-        "rope_coordinates": "scaled_index",
-        "rope_grid_size": (2, 3),
+        **{"pooling": "mean", "norm_after_pooling": True, "position_embedding_type": "learned+rotary"},
+        **{"rope_coordinates": "scaled_index", "rope_grid_size": (2, 3)},
     },
     "windows": {"window_size": (2, 3), "global_attention_layers": [1]},
 }
@@ -161,10 +112,7 @@ del RAE["latent_channels"]
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A model class with training data.
-
-    `accumulates` is False if gradient accumulation changes the result, for example with batch norm.
-    """
+    """A model class with training data. Gradient accumulation changes the result if `accumulates` is False."""
 
     model_class: type[HfViTPreTrainedModel]
     make_batch: MakeBatch
@@ -343,96 +291,58 @@ DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
-BERT = {
-    "model_type": "bert",
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 9,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+BERT = {name: value for name, value in SMALL_TEXT.items() if name != "eos_token_id"} | {"num_hidden_layers": 1}
+BERT |= {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
+# Targets of heads that depend on padding, with rotary positions
+MAPS, DEPTHS, POINTS = (padded(labeled(targets)) for targets in (semantic_maps, depth_maps, keypoints))
+AUXILIARY = {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}
+BATCH_NORM = {**DEFORMABLE, "projector_norm": "batch"}
+
+
+def case(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overrides: Any) -> TrainingCase:
+    return TrainingCase(model_class, make_batch, {**overrides, **ROTARY})
+
+
+def whole(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overrides: Any) -> TrainingCase:
+    """Return a case whose result depends on how a batch is split."""
+    return TrainingCase(model_class, make_batch, {**overrides, **ROTARY}, accumulates=False)
+
+
+def classify(targets: Callable[[Generator, int, int], Tensor], **overrides: Any) -> TrainingCase:
+    return TrainingCase(HfViTForImageClassification, labeled(targets), overrides)
+
+
 # Every model class that can be trained, with every type of target that it accepts.
 TRAINING_CASES = {
-    "class_numbers": TrainingCase(HfViTForImageClassification, labeled(class_numbers)),
-    "soft_labels": TrainingCase(
-        HfViTForImageClassification, labeled(soft_labels), {"problem_type": "single_label_classification"}
-    ),
-    "several_labels": TrainingCase(
-        HfViTForImageClassification, labeled(several_labels), {"problem_type": "multi_label_classification"}
-    ),
-    "regression": TrainingCase(HfViTForImageClassification, labeled(values), {"problem_type": "regression"}),
-    "distillation_token": TrainingCase(
-        HfViTForImageClassification, labeled(class_numbers), {"use_distillation_token": True}
-    ),
-    "semantic": TrainingCase(
-        HfViTForSemanticSegmentation,
-        padded(labeled(semantic_maps)),
-        {"segmentation_config": {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}, **ROTARY},
-    ),
-    "batch_norm": TrainingCase(
-        HfViTForSemanticSegmentation,
-        padded(labeled(semantic_maps)),
-        {"segmentation_config": {"head": "linear"}, **ROTARY},
-        accumulates=False,
-    ),
+    "class_numbers": classify(class_numbers),
+    "soft_labels": classify(soft_labels, problem_type="single_label_classification"),
+    "several_labels": classify(several_labels, problem_type="multi_label_classification"),
+    "regression": classify(values, problem_type="regression"),
+    "distillation_token": classify(class_numbers, use_distillation_token=True),
+    "semantic": case(HfViTForSemanticSegmentation, MAPS, segmentation_config=AUXILIARY),
+    "batch_norm": whole(HfViTForSemanticSegmentation, MAPS, segmentation_config={"head": "linear"}),
     "metric_depth": TrainingCase(HfViTForDepthEstimation, labeled(depth_maps)),
-    "relative_depth": TrainingCase(
-        HfViTForDepthEstimation,
-        padded(labeled(depth_maps)),
-        {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    "relative_depth": case(
+        HfViTForDepthEstimation, DEPTHS, depth_config={"head": "conv", "depth_estimation_type": "relative"}
     ),
-    "queries": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": QUERIES, **ROTARY}),
-    "queries_of_one_image": TrainingCase(
-        HfViTForObjectDetection, padded(objects_in_one_image), {"detection_config": QUERIES, **ROTARY}
+    "queries": case(HfViTForObjectDetection, padded(objects), detection_config=QUERIES),
+    "queries_of_one_image": case(HfViTForObjectDetection, padded(objects_in_one_image), detection_config=QUERIES),
+    "deformable": case(HfViTForObjectDetection, padded(objects), detection_config=DEFORMABLE),
+    "deformable_of_one_image": case(
+        HfViTForObjectDetection, padded(objects_in_one_image), detection_config=DEFORMABLE
     ),
-    "deformable": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": DEFORMABLE, **ROTARY}),
-    "deformable_of_one_image": TrainingCase(
-        HfViTForObjectDetection, padded(objects_in_one_image), {"detection_config": DEFORMABLE, **ROTARY}
-    ),
-    "deformable_batch_norm": TrainingCase(
-        HfViTForObjectDetection,
-        padded(objects),
-        {"detection_config": {**DEFORMABLE, "projector_norm": "batch"}, **ROTARY},
-        accumulates=False,
-    ),
-    "keypoints": TrainingCase(
-        HfViTForKeypointDetection,
-        padded(labeled(keypoints)),
-        {"keypoint_config": {"head": "simple"}, **ROTARY},
-    ),
-    "keypoints_instance_norm": TrainingCase(
-        HfViTForKeypointDetection, padded(labeled(keypoints)), {"keypoint_config": {"norm": "instance"}, **ROTARY}
-    ),
-    "keypoints_batch_norm": TrainingCase(
-        HfViTForKeypointDetection, padded(labeled(keypoints)), ROTARY, accumulates=False
-    ),
-    "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
-    "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),
-    "joint_embedding": TrainingCase(
-        WithFixedSlices,
-        with_views,
-        ROTARY,
-        accumulates=False,
-    ),
-    "dino": TrainingCase(
-        HfViTForJointEmbedding,
-        with_masked_views,
-        {"joint_embedding_config": DINO, "use_mask_token": True, **ROTARY},
-        accumulates=False,
-    ),
-    "representation_autoencoder": TrainingCase(
-        HfViTForImageReconstruction, padded(images_alone), {"reconstruction_config": RAE, **ROTARY}
-    ),
-    "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
-    "softmax": TrainingCase(
-        Comparing, padded(with_texts), {"contrastive_config": {"loss": "softmax"}, **ROTARY}, accumulates=False
-    ),
-    "text_encoder": TrainingCase(
-        Comparing, with_texts, {"text_config": {"encoder_config": BERT}, **ROTARY}, accumulates=False
-    ),
-    "universal": TrainingCase(WithFixedPoints, padded(masks_with_classes), ROTARY),
+    "deformable_batch_norm": whole(HfViTForObjectDetection, padded(objects), detection_config=BATCH_NORM),
+    "keypoints": case(HfViTForKeypointDetection, POINTS, keypoint_config={"head": "simple"}),
+    "keypoints_instance_norm": case(HfViTForKeypointDetection, POINTS, keypoint_config={"norm": "instance"}),
+    "keypoints_batch_norm": whole(HfViTForKeypointDetection, POINTS),
+    "mae": case(HfViTForMaskedImageModeling, padded(with_noise)),
+    "simmim": case(HfViTForMaskedImageModeling, padded(with_noise), **SIMMIM),
+    "joint_embedding": whole(WithFixedSlices, with_views),
+    "dino": whole(HfViTForJointEmbedding, with_masked_views, joint_embedding_config=DINO, use_mask_token=True),
+    "representation_autoencoder": case(HfViTForImageReconstruction, padded(images_alone), reconstruction_config=RAE),
+    "sigmoid": whole(Comparing, padded(with_texts)),
+    "softmax": whole(Comparing, padded(with_texts), contrastive_config={"loss": "softmax"}),
+    "text_encoder": whole(Comparing, with_texts, text_config={"encoder_config": BERT}),
+    "universal": case(WithFixedPoints, padded(masks_with_classes)),
 }
