@@ -2,39 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
 
-from hf_vit import (
-    HfViTBackbone,
-    HfViTConfig,
-    HfViTForDepthEstimation,
-    HfViTForImageClassification,
-    HfViTForImageReconstruction,
-    HfViTForJointEmbedding,
-    HfViTForKeypointDetection,
-    HfViTForMaskedImageModeling,
-    HfViTForObjectDetection,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTForZeroShotImageClassification,
-    HfViTModel,
-)
+import hf_vit
 from hf_vit.model.configuration_hf_vit import to_pair
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 
 
 MODEL_CLASSES = [
-    HfViTModel,
-    HfViTBackbone,
-    HfViTForImageClassification,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTForDepthEstimation,
-    HfViTForKeypointDetection,
-    HfViTForObjectDetection,
+    hf_vit.HfViTModel,
+    hf_vit.HfViTBackbone,
+    hf_vit.HfViTForImageClassification,
+    hf_vit.HfViTForSemanticSegmentation,
+    hf_vit.HfViTForUniversalSegmentation,
+    hf_vit.HfViTForDepthEstimation,
+    hf_vit.HfViTForKeypointDetection,
+    hf_vit.HfViTForObjectDetection,
 ]
 SMALL_DEPTH: dict[str, Any] = {"head": "dpt", "neck_hidden_sizes": (8, 8, 8), "reassemble_factors": (2, 1, 0.5)}
 SMALL_DEPTH |= {"fusion_hidden_size": 8, "head_hidden_size": 8}
@@ -89,12 +76,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
+def small_config(variant: str = "plain", **overrides: Any) -> hf_vit.HfViTConfig:
     """Returns a configuration of a model with a few thousand weights."""
-    return HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})
+    return hf_vit.HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})
 
 
-def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
+def pixels(config: hf_vit.HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
     """Returns reproducible random images. Their size is that of `config`, or `grid` patches if given."""
     rows, columns = config.grid_size if grid is None else grid
     patch = to_pair(config.patch_size)
@@ -102,8 +89,15 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
+def save_model(model: HfViTPreTrainedModel, folder: Path, **options: Any) -> Path:
+    """Save a model and its image processor, which is made with the given options; return `folder`."""
+    model.save_pretrained(folder)
+    hf_vit.HfViTImageProcessor.for_model(model.config, **options).save_pretrained(folder)
+    return folder
+
+
 # Function that returns a batch of a given number of images, as a dictionary of model arguments.
-MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
+MakeBatch = Callable[[hf_vit.HfViTConfig, int], dict[str, Any]]
 
 
 RAE = {**SMALL["reconstruction_config"], "latent_type": "rae", "num_latent_layers": 2}
@@ -123,7 +117,7 @@ class TrainingCase:
 def labeled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
     """Returns a function that makes batches of images with `make_labels(generator, batch, num_labels)` as targets."""
 
-    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    def make_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
         labels = make_labels(torch.Generator().manual_seed(batch), batch, config.num_labels)
         return {"pixel_values": pixels(config, batch), "labels": labels}
 
@@ -170,7 +164,7 @@ def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
     return torch.cat((places, visibility), dim=2)
 
 
-def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def masks_with_classes(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(batch)
     return {
         "pixel_values": pixels(config, batch),
@@ -188,7 +182,7 @@ def boxes(generator: Generator, count: int) -> Tensor:
 def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
     """Returns a function that makes batches in which the image with index i has `count_of(i)` objects."""
 
-    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
+    def make_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(batch)
         labels = [
             {
@@ -206,18 +200,18 @@ objects = with_boxes(lambda number: number % 5)  # The first image has no object
 objects_in_one_image = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
 
 
-def images_alone(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def images_alone(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     return {"pixel_values": pixels(config, batch)}
 
 
-def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def with_noise(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     """Returns images, and the noise that determines which patches are masked."""
     rows, columns = config.grid_size
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
     return {"pixel_values": pixels(config, batch), "noise": noise}
 
 
-def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def with_texts(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     """Returns images with texts of several lengths, which end with an end token and padding."""
     length, end = 8, 39
     texts = torch.randint(1, end, (batch, length), generator=torch.Generator().manual_seed(batch))
@@ -227,7 +221,7 @@ def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     return {"pixel_values": pixels(config, batch), "input_ids": texts, "attention_mask": shown.long()}
 
 
-def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def with_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     """Returns a batch of global and local views of images."""
     generator = torch.Generator().manual_seed(batch)
     sizes = {"pixel_values": config.image_size, "local_pixel_values": 2 * config.patch_size}
@@ -237,7 +231,7 @@ def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     }
 
 
-def with_masked_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+def with_masked_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     """Returns views of images with teacher assignments. Each image has masked patches in its first global view."""
     generator = torch.Generator().manual_seed(batch)
     masks = torch.zeros(batch, 2, config.grid_size[0] * config.grid_size[1], dtype=torch.bool)
@@ -252,7 +246,7 @@ def assigned(generator: Generator, *shape: int) -> Tensor:
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """Returns a function that pads the batches of `make_batch`. The padding size differs per image."""
 
-    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
+    def make_padded_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
         for index in range(batch):
             mask[index, mask.shape[1] - index % 3 :] = False
@@ -262,7 +256,7 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
     return make_padded_batch
 
 
-class WithFixedPoints(HfViTForUniversalSegmentation):
+class WithFixedPoints(hf_vit.HfViTForUniversalSegmentation):
     """Model that samples masks at fixed points, as in evaluation. Random points would differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
@@ -271,7 +265,7 @@ class WithFixedPoints(HfViTForUniversalSegmentation):
         return self
 
 
-class WithFixedSlices(HfViTForJointEmbedding):
+class WithFixedSlices(hf_vit.HfViTForJointEmbedding):
     """Model that draws identical random slices in each step."""
 
     def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers inspects this name
@@ -279,7 +273,7 @@ class WithFixedSlices(HfViTForJointEmbedding):
         return super().forward(**inputs, return_loss=return_loss)
 
 
-class Comparing(HfViTForZeroShotImageClassification):
+class Comparing(hf_vit.HfViTForZeroShotImageClassification):
     """Model that always computes the loss, as if the data collator requested it."""
 
     def forward(self, **inputs: Any) -> Any:
@@ -310,7 +304,7 @@ def whole(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **over
 
 
 def classify(targets: Callable[[Generator, int, int], Tensor], **overrides: Any) -> TrainingCase:
-    return TrainingCase(HfViTForImageClassification, labeled(targets), overrides)
+    return TrainingCase(hf_vit.HfViTForImageClassification, labeled(targets), overrides)
 
 
 # Every model class that can be trained, with every type of target that it accepts.
@@ -320,27 +314,31 @@ TRAINING_CASES = {
     "several_labels": classify(several_labels, problem_type="multi_label_classification"),
     "regression": classify(values, problem_type="regression"),
     "distillation_token": classify(class_numbers, use_distillation_token=True),
-    "semantic": case(HfViTForSemanticSegmentation, MAPS, segmentation_config=AUXILIARY),
-    "batch_norm": whole(HfViTForSemanticSegmentation, MAPS, segmentation_config={"head": "linear"}),
-    "metric_depth": TrainingCase(HfViTForDepthEstimation, labeled(depth_maps)),
+    "semantic": case(hf_vit.HfViTForSemanticSegmentation, MAPS, segmentation_config=AUXILIARY),
+    "batch_norm": whole(hf_vit.HfViTForSemanticSegmentation, MAPS, segmentation_config={"head": "linear"}),
+    "metric_depth": TrainingCase(hf_vit.HfViTForDepthEstimation, labeled(depth_maps)),
     "relative_depth": case(
-        HfViTForDepthEstimation, DEPTHS, depth_config={"head": "conv", "depth_estimation_type": "relative"}
+        hf_vit.HfViTForDepthEstimation, DEPTHS, depth_config={"head": "conv", "depth_estimation_type": "relative"}
     ),
-    "queries": case(HfViTForObjectDetection, padded(objects), detection_config=QUERIES),
-    "queries_of_one_image": case(HfViTForObjectDetection, padded(objects_in_one_image), detection_config=QUERIES),
-    "deformable": case(HfViTForObjectDetection, padded(objects), detection_config=DEFORMABLE),
+    "queries": case(hf_vit.HfViTForObjectDetection, padded(objects), detection_config=QUERIES),
+    "queries_of_one_image": case(
+        hf_vit.HfViTForObjectDetection, padded(objects_in_one_image), detection_config=QUERIES
+    ),
+    "deformable": case(hf_vit.HfViTForObjectDetection, padded(objects), detection_config=DEFORMABLE),
     "deformable_of_one_image": case(
-        HfViTForObjectDetection, padded(objects_in_one_image), detection_config=DEFORMABLE
+        hf_vit.HfViTForObjectDetection, padded(objects_in_one_image), detection_config=DEFORMABLE
     ),
-    "deformable_batch_norm": whole(HfViTForObjectDetection, padded(objects), detection_config=BATCH_NORM),
-    "keypoints": case(HfViTForKeypointDetection, POINTS, keypoint_config={"head": "simple"}),
-    "keypoints_instance_norm": case(HfViTForKeypointDetection, POINTS, keypoint_config={"norm": "instance"}),
-    "keypoints_batch_norm": whole(HfViTForKeypointDetection, POINTS),
-    "mae": case(HfViTForMaskedImageModeling, padded(with_noise)),
-    "simmim": case(HfViTForMaskedImageModeling, padded(with_noise), **SIMMIM),
+    "deformable_batch_norm": whole(hf_vit.HfViTForObjectDetection, padded(objects), detection_config=BATCH_NORM),
+    "keypoints": case(hf_vit.HfViTForKeypointDetection, POINTS, keypoint_config={"head": "simple"}),
+    "keypoints_instance_norm": case(hf_vit.HfViTForKeypointDetection, POINTS, keypoint_config={"norm": "instance"}),
+    "keypoints_batch_norm": whole(hf_vit.HfViTForKeypointDetection, POINTS),
+    "mae": case(hf_vit.HfViTForMaskedImageModeling, padded(with_noise)),
+    "simmim": case(hf_vit.HfViTForMaskedImageModeling, padded(with_noise), **SIMMIM),
     "joint_embedding": whole(WithFixedSlices, with_views),
-    "dino": whole(HfViTForJointEmbedding, with_masked_views, joint_embedding_config=DINO, use_mask_token=True),
-    "representation_autoencoder": case(HfViTForImageReconstruction, padded(images_alone), reconstruction_config=RAE),
+    "dino": whole(hf_vit.HfViTForJointEmbedding, with_masked_views, joint_embedding_config=DINO, use_mask_token=True),
+    "representation_autoencoder": case(
+        hf_vit.HfViTForImageReconstruction, padded(images_alone), reconstruction_config=RAE
+    ),
     "sigmoid": whole(Comparing, padded(with_texts)),
     "softmax": whole(Comparing, padded(with_texts), contrastive_config={"loss": "softmax"}),
     "text_encoder": whole(Comparing, with_texts, text_config={"encoder_config": BERT}),

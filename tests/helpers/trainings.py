@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
-from hf_vit import (
-    HfViTConfig,
-    HfViTForImageClassification,
-    HfViTForKeypointDetection,
-    HfViTForObjectDetection,
-    HfViTImageProcessor,
-)
+import hf_vit
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
@@ -54,6 +48,22 @@ EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
 DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
 
+JOBS: dict[str, Callable[..., None]] = {}
+
+
+def job(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a job of the command line. What it returns is written to a file for each process."""
+
+    def run(folder: Path, *arguments: str) -> None:
+        results = work(folder, *arguments)
+        if results is not None:
+            torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+            torch.distributed.destroy_process_group()
+
+    JOBS[work.__name__] = run
+    return work
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Set the default dtype, also for the tensor in which the Trainer sums up losses."""
@@ -79,7 +89,7 @@ class GradientRecorder(TrainerCallback):
         self.gradients.append(flatten([parameter.grad for parameter in model.parameters()]))
 
 
-def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViTPreTrainedModel:
+def build(model_class: type[HfViTPreTrainedModel], config: hf_vit.HfViTConfig) -> HfViTPreTrainedModel:
     """Return a model with fixed nonzero weights. The zero weights of new heads would block gradients."""
     model = model_class(config)
     draw_weights(model)
@@ -130,7 +140,7 @@ def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[st
         starts = range(0, GLOBAL_BATCH, size)
         parts = [{key: value[start : start + size] for key, value in batch.items()} for start in starts]
         model.train()
-        if counts_all and isinstance(model, HfViTForObjectDetection | HfViTForKeypointDetection):
+        if counts_all and isinstance(model, hf_vit.HfViTForObjectDetection | hf_vit.HfViTForKeypointDetection):
             count = model.count_items(batch["labels"])
             loss = torch.stack([model(**part, num_items_in_batch=count).loss for part in parts]).sum()
         else:
@@ -225,10 +235,10 @@ def digits_trainer(
 ) -> HfViTTrainer:
     """Return the Trainer of a small model with fixed weights on a few augmented digits."""
     digits = load_digits()
-    model_config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
-    image_processor = HfViTImageProcessor.for_model(model_config)
+    model_config = hf_vit.HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
+    image_processor = hf_vit.HfViTImageProcessor.for_model(model_config)
     return trainer_class(
-        model=build(HfViTForImageClassification, model_config),
+        model=build(hf_vit.HfViTForImageClassification, model_config),
         args=training_arguments(folder, num_train_epochs=3, **options),
         train_dataset=AugmentedDataset(digits["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
         eval_dataset=digits["test"].select(range(NUM_TEST)),
@@ -273,7 +283,7 @@ class Storing(HfViTTrainer):
 class OfSavedModel(HfViTTrainer):
     """Trainer that saves the model configuration first, because adapters refer to a saved base model."""
 
-    def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
+    def __init__(self, model: hf_vit.HfViTForImageClassification, **kwargs: Any) -> None:
         base = f"{kwargs['args'].output_dir}-base"
         model.config.save_pretrained(base)  # Otherwise adapters search for it on the Hub
         model.config._name_or_path = base
@@ -347,8 +357,9 @@ def in_a_fork(work: Callable[[], Any]) -> int:
     os._exit(0)
 
 
-def average_on_processes(folder: Path) -> None:
-    """Train with averaged weights in one process, and in two under DDP and FSDP2; each process writes its results."""
+@job
+def average_on_processes(folder: Path) -> dict[str, Any]:
+    """Train with averaged weights in one process, and in two under DDP and FSDP2."""
     if os.environ["RANK"] == "0":
         launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         assert in_a_fork(lambda: average_and_die(folder)) == 0
@@ -356,9 +367,7 @@ def average_on_processes(folder: Path) -> None:
     trainer = averaging_trainer(folder, per_device_train_batch_size=GLOBAL_BATCH // 2, max_steps=EMA_STEPS)
     trainer.train()
     results = {"ddp": averages(trainer), "metrics": trainer.evaluate(), "fsdp": average_shards(folder)}
-    results["muon"] = train_shards_with_muon()
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    return {**results, "muon": train_shards_with_muon()}
 
 
 class SlowSecondProcess(HfViTTrainer):
@@ -386,81 +395,71 @@ def train_twice(folder: Path) -> dict[str, Any]:
     }
 
 
-def compare_processes(folder: Path) -> None:
-    """Run all cases in two processes that must match a run in one process; each process writes its results."""
-    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
+def train_cases(folder: Path, processes: int, *dtypes: str) -> dict[tuple[str, str, tuple[int, int]], Any]:
+    """Train all cases in several processes, in each precision and with each split of the batch."""
+    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == processes
+    return {
+        (name, dtype, split): train_case(folder, name, dtype, *split)
+        for name in TRAINING_CASES
+        for dtype in dtypes
+        for split in splits(name, processes)
+    }
+
+
+@job
+def compare_processes(folder: Path) -> dict[str, Any]:
+    """Run all cases in two processes that must match a run in one process."""
+    half = GLOBAL_BATCH // 2
+    stored = {"trainer_class": Storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
     results = {
-        "gradients": {
-            (name, dtype, split): train_case(folder, name, dtype, *split)
-            for name in TRAINING_CASES
-            for dtype in DTYPES
-            for split in splits(name, 2)
-        },
+        "gradients": train_cases(folder, 2, *DTYPES),
         **train_twice(folder),
-        "regularized": train_regularized(folder, GLOBAL_BATCH // 2),
-        "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
-        "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
-        "stored": train_augmented(
-            folder / "stored",
-            GLOBAL_BATCH // 2,
-            trainer_class=Storing,
-            arguments_class=HfViTTrainingArguments,
-            trainable_blocks=0,
-            cached_views=3,
-        ),
+        "regularized": train_regularized(folder, half),
+        "many_sizes": train_augmented(folder / "many_sizes", half, trainer_class=AtManySizes),
+        "adapter": train_adapter(folder / "adapter", half),
+        "stored": train_augmented(folder / "stored", half, **stored, cached_views=3),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    return results
 
 
-def compare_trainers(folder: Path) -> None:
-    """Run a training step of every model in two processes with each Trainer; each process writes its results."""
-    results = {
+@job
+def compare_trainers(folder: Path) -> dict[tuple[str, str], Any]:
+    """Run a training step of every model in two processes with each Trainer."""
+    return {
         (name, trainer): step_of_case(folder, name, trainer, GLOBAL_BATCH // 2, 1)
         for name in TRAINING_CASES
         for trainer in TRAINERS
     }
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
 
 
-def compare_four_processes(folder: Path) -> None:
+@job
+def compare_four_processes(folder: Path) -> dict[str, Any]:
     """Run the cases that depend on the number of processes in four processes, in float64 only."""
-    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
-    results = {
-        "gradients": {
-            (name, "float64", split): train_case(folder, name, "float64", *split)
-            for name in TRAINING_CASES
-            for split in splits(name, 4)
-        },
-        "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[4]},
-    }
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    gradients = train_cases(folder, 4, "float64")
+    return {"gradients": gradients, "metrics": {size: evaluate(folder, size) for size in EVAL_BATCHES[4]}}
 
 
-def compare_distillation(folder: Path) -> None:
-    """Run all cases of distillation in two processes; each process writes its results."""
+@job
+def compare_distillation(folder: Path) -> dict[tuple[str, str, tuple[int, int]], Any]:
+    """Run all cases of distillation in two processes."""
     assert training_arguments(folder).world_size == 2
-    results = {
+    return {
         (name, kind, split): train_case(folder, name, "float64", *split, kind=kind)
         for name, kind in DISTILLED_CASES
         for split in SPLITS[2]
     }
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
 
 
-def compare_shares(folder: Path) -> None:
+@job
+def compare_shares(_: Path) -> dict[Any, Any]:
     """Compute contrastive losses of images and texts that are split between two processes."""
     torch.distributed.init_process_group("gloo")
-    results = contrastive.losses_per_distribution()
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    return contrastive.losses_per_distribution()
 
 
+@job
 def score_predictions(folder: Path, kind: str) -> None:
     """Score random predictions in two processes; each process writes its scores."""
     metrics = {"dense": dense.METRICS, "objects": objects.METRICS}[kind]
@@ -470,14 +469,9 @@ def score_predictions(folder: Path, kind: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@job
 def score_tasks(folder: Path, trained: str, *data: str) -> None:
-    """Evaluate models of several tasks in two processes, and train one of them; each process writes its results.
-
-    Args:
-        folder: Output folder.
-        trained: Name of the task to train.
-        *data: Data of each task, as `task=path`.
-    """
+    """Evaluate models of the tasks in `data` (task=path) in two processes, which write their scores; train one."""
     assert training_arguments(folder).world_size == 2
     places = {task: Path(path) for task, path in (item.split("=") for item in data)}
     scores = scores_at_all_batch_sizes(places, folder)
@@ -485,20 +479,20 @@ def score_tasks(folder: Path, trained: str, *data: str) -> None:
     run_task(trained, places[trained], folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
 
 
-def pretrain(folder: Path, data: str) -> None:
-    """Pretrain in two processes; each process writes its results."""
+@job
+def pretrain(folder: Path, data: str) -> dict[str, Any]:
+    """Pretrain in two processes."""
     results = train_all_ways(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    return results
 
 
-def train_pairs(folder: Path, data: str) -> None:
-    """Train on images and texts in two processes; each process writes its results."""
+@job
+def train_pairs(folder: Path, data: str) -> dict[str, Any]:
+    """Train on images and texts in two processes."""
     results = train_as_one(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
-    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
-    torch.distributed.destroy_process_group()
+    return results
 
 
 # Runs that are killed and resumed have epochs of 6 steps, all kinds of dropout, and evaluation after each epoch.
@@ -546,18 +540,15 @@ def resumable_trainer(folder: Path, workers: int, trainer_class: type[HfViTTrain
     )
 
 
+@job
 def train_and_die(folder: Path, how: str, workers: str) -> None:
     """Train until the process is killed."""
     resumable_trainer(folder, int(workers), KILLED[how]).train()
 
 
+@job
 def train_to_the_end(folder: Path, *workers: str) -> None:
-    """Train in each folder, from the last checkpoint if there is one, and write the results next to the folders.
-
-    Args:
-        folder: Parent folder of the training runs.
-        *workers: Number of worker processes of each training run, as `name=number`.
-    """
+    """Train in subfolders with numbers of worker processes (name=number), from the last checkpoint if there is one."""
     for name, number in (item.split("=") for item in workers):
         trainer = resumable_trainer(folder / name, int(number))
         checkpoint = last_checkpoint(folder / name)
@@ -594,11 +585,9 @@ class SpoiledProcess(HfViTTrainer):
         return super().training_step(model, inputs, *args, **kwargs)
 
 
+@job
 def stop_one_of_two(folder: Path) -> None:
-    """Train in two processes and stop or break one of them; each process writes its results.
-
-    Afterwards, a long training run starts.
-    """
+    """Train in two processes and stop or break one of them; then start a long training run."""
     results: dict[str, Any] = {}
     for name, trainer_class in (("stopped", SignaledProcess), ("spoiled", SpoiledProcess)):
         try:
@@ -612,26 +601,6 @@ def stop_one_of_two(folder: Path) -> None:
         results[f"{name}_weights"] = trainer.model.state_dict()
     torch.save(results, folder / f"process_{training_arguments(folder).process_index}.pt")
     digits_trainer(folder / "long", max_steps=10**6, save_strategy="steps", save_steps=2, save_total_limit=1).train()
-
-
-JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job
-    for job in (
-        average_on_processes,
-        compare_processes,
-        compare_distillation,
-        compare_four_processes,
-        compare_trainers,
-        compare_shares,
-        pretrain,
-        score_predictions,
-        score_tasks,
-        stop_one_of_two,
-        train_and_die,
-        train_pairs,
-        train_to_the_end,
-    )
-}
 
 
 if __name__ == "__main__":

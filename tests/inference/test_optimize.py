@@ -12,15 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import pipeline
 
-from hf_vit import (
-    HfViTForImageClassification,
-    HfViTForMaskedImageModeling,
-    HfViTForSemanticSegmentation,
-    HfViTForZeroShotImageClassification,
-    HfViTImageProcessor,
-    HfViTModel,
-    optimize_for_inference,
-)
+import hf_vit
 from hf_vit.inference import optimize
 from hf_vit.inference.ahead_of_time import FlatOutputs
 from hf_vit.inference.int8_linear import Int8Linear
@@ -33,7 +25,7 @@ from ..helpers.versions import needs_int8_export
 RACE = optimize.race
 
 
-def make(kind: type = HfViTForImageClassification, **changes: Any) -> Any:
+def make(kind: type = hf_vit.HfViTForImageClassification, **changes: Any) -> Any:
     torch.manual_seed(0)
     return kind(small_config(num_hidden_layers=1, **{"initializer_range": 0.2, **changes})).eval()
 
@@ -55,14 +47,16 @@ def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_int8_export
 def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     model, images = make(), images_of()
-    fast = optimize_for_inference(model, batch_size=2, dtype="float32", int8=True, images=images, max_seconds=900)
+    fast = hf_vit.optimize_for_inference(
+        model, batch_size=2, dtype="float32", int8=True, images=images, max_seconds=900
+    )
     as_given, compiled, int8 = fast.report.trials
     assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
     assert compiled.difference < 1e-4
     assert int8.difference is not None, str(fast.report)
     assert 1e-6 < int8.difference < 0.1  # not zero: the int8 model was used, and is less precise
     assert fast.report.best.name in str(fast.report)
-    assert type(fast) is HfViTForImageClassification
+    assert type(fast) is hf_vit.HfViTForImageClassification
     assert fast.config is model.config
     program: FastForward = fast.forward
     assert program.program is not None
@@ -73,7 +67,7 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     for other in (images_of(3), images_of(2, 16, 48), images_of(1)):
         assert largest_difference(fast(other).logits, model(other).logits) < 1e-4
     fast.save_pretrained(tmp_path)
-    saved = HfViTForImageClassification.from_pretrained(tmp_path)
+    saved = hf_vit.HfViTForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(saved(images).logits, model(images).logits)
     assert torch.equal(copy.deepcopy(fast)(images).logits, fast(images).logits)
     for pickles in (pickle.dumps, lambda value: torch.save(value, tmp_path / "model.pt")):
@@ -99,10 +93,12 @@ def test_a_program_of_one_size_takes_positions_as_they_are() -> None:
     assert not [name for name in operators if "arange" in name or "upsample" in name]
 
 
-@pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTModel, HfViTForSemanticSegmentation])
+@pytest.mark.parametrize(
+    "kind", [hf_vit.HfViTForImageClassification, hf_vit.HfViTModel, hf_vit.HfViTForSemanticSegmentation]
+)
 def test_bfloat16_answers_in_the_precision_of_the_model(kind: type) -> None:
     model, images = make(kind), images_of()
-    fast = optimize_for_inference(model, compile=False)
+    fast = hf_vit.optimize_for_inference(model, compile=False)
     assert [trial.name for trial in fast.report.trials] == ["as given, float32", "bfloat16"]
     assert fast.report.best.name == "bfloat16"
     assert model.dtype == torch.float32
@@ -125,7 +121,7 @@ def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: flo
     model.register_forward_hook(advance)
     monkeypatch.setattr(optimize, "race", RACE)
     monkeypatch.setattr(optimize.time, "perf_counter", lambda: now[0])
-    fast = optimize_for_inference(model, compile=False)
+    fast = hf_vit.optimize_for_inference(model, compile=False)
     as_given, half = fast.report.trials
     assert (as_given.seconds, as_given.ratio) == (1.0, 1.0)
     assert (half.kept, half.seconds) == (kept, share)
@@ -135,18 +131,18 @@ def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: flo
 
 def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optimize.TOLERANCES, torch.bfloat16, 1e-6)
-    _, half = optimize_for_inference(make(), compile=False).report.trials
+    _, half = hf_vit.optimize_for_inference(make(), compile=False).report.trials
     assert not half.kept
     assert half.seconds is None
     assert half.note == "outputs differ by more than 0.0001"
 
 
 def test_reasons_why_nothing_was_compiled_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, last = optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
+    *_, last = hf_vit.optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
     assert last == Trial("float32, compiled", None, None, None, False, last.note)
     assert last.note.startswith("compilation exceeded max_seconds")
     monkeypatch.setenv("PATH", "")
-    fast = optimize_for_inference(make(), dtype="float32")
+    fast = hf_vit.optimize_for_inference(make(), dtype="float32")
     *_, last = fast.report.trials
     assert "no C++ compiler found" in last.note
     assert not last.kept
@@ -163,9 +159,9 @@ def test_8_bits_are_close_where_channels_of_the_input_are_uneven() -> None:
 
 
 def test_of_images_and_texts_the_image_side_is_optimized_and_watched() -> None:
-    model = make(HfViTForZeroShotImageClassification)
+    model = make(hf_vit.HfViTForZeroShotImageClassification)
     images, texts = images_of(), torch.randint(1, 9, (3, 6))
-    fast = optimize_for_inference(model, compile=False)
+    fast = hf_vit.optimize_for_inference(model, compile=False)
     assert fast.report.best.name == "bfloat16"
     own, other = fast(input_ids=texts, pixel_values=images), model(input_ids=texts, pixel_values=images)
     assert 0 < largest_difference(own.image_embeds, other.image_embeds) < 5e-2
@@ -189,16 +185,16 @@ def test_of_images_and_texts_the_image_side_is_optimized_and_watched() -> None:
 )
 def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        optimize_for_inference(make(HfViTModel), **options)
+        hf_vit.optimize_for_inference(make(hf_vit.HfViTModel), **options)
 
 
 def test_models_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(ValueError, match="returns random outputs or NaN"):
-        optimize_for_inference(make(HfViTForMaskedImageModeling), compile=False)
+        hf_vit.optimize_for_inference(make(hf_vit.HfViTForMaskedImageModeling), compile=False)
     with pytest.raises(ValueError, match=r"Call model.eval\(\) first"):
-        optimize_for_inference(make().train())
+        hf_vit.optimize_for_inference(make().train())
     with pytest.raises(TypeError, match="not Linear"):
-        optimize_for_inference(nn.Linear(2, 2))  # type: ignore[type-var]
+        hf_vit.optimize_for_inference(nn.Linear(2, 2))  # type: ignore[type-var]
 
 
 def step(model: Any) -> None:
@@ -217,7 +213,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "other data": lambda model: setattr(model.classifier.weight, "data", torch.ones(5, 32)),
     "other weight": lambda model: setattr(model.classifier, "weight", nn.Parameter(torch.ones(5, 32))),
     "other head": lambda model: setattr(model, "classifier", nn.Linear(32, 5)),
-    "other encoder": lambda model: setattr(model, "model", make(HfViTModel)),
+    "other encoder": lambda model: setattr(model, "model", make(hf_vit.HfViTModel)),
     "fused step": step,
     "other precision": lambda model: model.to(torch.bfloat16),
 }
@@ -227,7 +223,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_optimized_models_notice_other_weights(change: Callable[[Any], object]) -> None:
     for of_given in (False, True):
         model, images = make(), images_of()
-        fast = optimize_for_inference(model, compile=False)
+        fast = hf_vit.optimize_for_inference(model, compile=False)
         assert torch.isfinite(fast.eval()(images).logits).all()
         change(model if of_given else fast)
         with pytest.raises(ValueError, match="weights of HfViTForImageClassification have changed since it was"):
@@ -235,7 +231,7 @@ def test_optimized_models_notice_other_weights(change: Callable[[Any], object]) 
 
 
 def test_copies_of_optimized_models_answer_and_notice() -> None:
-    fast = optimize_for_inference(make(), compile=False)
+    fast = hf_vit.optimize_for_inference(make(), compile=False)
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert torch.equal(other(images_of()).logits, fast(images_of()).logits)
         other.classifier.weight.data.mul_(2)
@@ -244,10 +240,10 @@ def test_copies_of_optimized_models_answer_and_notice() -> None:
             other(images_of())
 
 
-@pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTForZeroShotImageClassification])
+@pytest.mark.parametrize("kind", [hf_vit.HfViTForImageClassification, hf_vit.HfViTForZeroShotImageClassification])
 def test_optimized_models_do_not_train(kind: type) -> None:
     model = make(kind)
-    fast = optimize_for_inference(model, compile=False)
+    fast = hf_vit.optimize_for_inference(model, compile=False)
     with pytest.raises(ValueError, match=f"{kind.__name__} was made by optimize_for_inference and cannot be trained"):
         fast.train()
     assert not fast.eval().training
@@ -255,7 +251,7 @@ def test_optimized_models_do_not_train(kind: type) -> None:
 
 
 def test_pipelines_notice_other_models() -> None:
-    options = {"image_processor": HfViTImageProcessor(size=32), "optimize": {"compile": False}}
+    options = {"image_processor": hf_vit.HfViTImageProcessor(size=32), "optimize": {"compile": False}}
     photo = Image.new("RGB", (40, 40))
     for change, message in [
         (lambda pipe: setattr(pipe, "model", make(initializer_range=0.5)), "model of this pipeline was replaced"),

@@ -7,14 +7,6 @@ import pytest
 from PIL import Image
 
 import hf_vit
-from hf_vit import (
-    HfViTForDepthEstimation,
-    HfViTForImageClassification,
-    HfViTForSemanticSegmentation,
-    HfViTImageProcessor,
-    HfViTPreTrainedModel,
-    cli,
-)
 from hf_vit.outputs import check_outputs, record_outputs
 
 from ..helpers.dense_trainings import train, write_scenes
@@ -22,16 +14,16 @@ from ..helpers.models import small_config
 
 
 CLASSES = {
-    "classes": HfViTForImageClassification,
-    "masks": HfViTForSemanticSegmentation,
-    "depths": HfViTForDepthEstimation,
+    "classes": hf_vit.HfViTForImageClassification,
+    "masks": hf_vit.HfViTForSemanticSegmentation,
+    "depths": hf_vit.HfViTForDepthEstimation,
 }
 
 
-def save(model_class: type[HfViTPreTrainedModel], folder: Path, **options: object) -> None:
+def save(model_class: type[hf_vit.HfViTPreTrainedModel], folder: Path, **options: object) -> None:
     model = model_class(small_config(image_size=16, patch_size=8, **options))
     model.save_pretrained(folder)
-    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    hf_vit.HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, model_class in CLASSES.items():
         save(model_class, folder / name)
-    save(HfViTForDepthEstimation, folder / "relative", depth_config={"depth_estimation_type": "relative"})
+    save(hf_vit.HfViTForDepthEstimation, folder / "relative", depth_config={"depth_estimation_type": "relative"})
     return folder
 
 
@@ -138,7 +130,7 @@ def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
 def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
     def visualize(photo: str, *options: str) -> None:
         words = [str(models / "classes"), str(photos / photo), "--output_dir", str(photos), "--kinds", "rollout"]
-        cli.main(["visualize", *words, *options])
+        hf_vit.cli.main(["visualize", *words, *options])
 
     (photos / "1_rollout.png").write_bytes(b"mine")
     with pytest.raises(SystemExit, match=r"1_rollout\.png exists and was not written by this command"):

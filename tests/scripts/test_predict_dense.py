@@ -8,14 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit import (
-    HfViTForDepthEstimation,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTImageProcessor,
-    HfViTModel,
-    cli,
-)
+import hf_vit
 from hf_vit.data.targets import read_depth
 from hf_vit.inference.predict import name_outputs
 from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS
@@ -33,11 +26,11 @@ SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
 PANEL_SIZE = 320  # minimum length in pixels of the longer side of an image in a picture
 FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
-    "semantic": (HfViTForSemanticSegmentation, {}),
-    "universal": (HfViTForUniversalSegmentation, {"universal_segmentation_config": FEW_QUERIES}),
-    "depth": (HfViTForDepthEstimation, {}),
-    "relative": (HfViTForDepthEstimation, {"depth_config": {"depth_estimation_type": "relative"}}),
-    "headless": (HfViTModel, {}),
+    "semantic": (hf_vit.HfViTForSemanticSegmentation, {}),
+    "universal": (hf_vit.HfViTForUniversalSegmentation, {"universal_segmentation_config": FEW_QUERIES}),
+    "depth": (hf_vit.HfViTForDepthEstimation, {}),
+    "relative": (hf_vit.HfViTForDepthEstimation, {"depth_config": {"depth_estimation_type": "relative"}}),
+    "headless": (hf_vit.HfViTModel, {}),
 }
 
 
@@ -50,7 +43,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = model_class(small_config(id2label=dict(enumerate(NAMES)), label2id=LABEL2ID, **overrides))
         draw_weights(model)
         model.save_pretrained(folder / name)
-        HfViTImageProcessor(**size).save_pretrained(folder / name)
+        hf_vit.HfViTImageProcessor(**size).save_pretrained(folder / name)
     write_noise(folder / "images", SIZES)
     return folder
 
@@ -67,7 +60,7 @@ def run(
 ) -> list[dict]:
     """Predict all images. Return the printed JSON lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
-    cli.main(["predict", str(workplace / model), *images, "--output_dir", str(output_dir), *options])
+    hf_vit.cli.main(["predict", str(workplace / model), *images, "--output_dir", str(output_dir), *options])
     lines = lines_of(capsys.readouterr().out)
     assert [line["file"] for line in lines] == images
     for line, (name, (width, height)) in zip(lines, SIZES.items(), strict=True):
@@ -82,7 +75,7 @@ def run(
 def post_processed(workplace: Path, model: str, method: str, **options: Any) -> list:
     """Return the results of a post-processing method for each image, computed without the command."""
     opened = MODELS[model][0].from_pretrained(workplace / model)
-    processor = HfViTImageProcessor.from_pretrained(workplace / model)
+    processor = hf_vit.HfViTImageProcessor.from_pretrained(workplace / model)
     results = []
     for name, (width, height) in SIZES.items():
         with torch.no_grad(), Image.open(workplace / "images" / name) as image:
@@ -176,7 +169,7 @@ def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pyte
     for model, key in (("semantic", "classes"), ("universal", "segments"), ("depth", "unit")):
         file = tmp_path / model / "all.png"
         options = ["--threshold", "0.1", "--picture", str(file)]
-        cli.main(["predict", str(workplace / model), str(workplace / "images"), *options])
+        hf_vit.cli.main(["predict", str(workplace / model), str(workplace / "images"), *options])
         lines = lines_of(capsys.readouterr().out)
         assert [set(line) & {"classes", "segments", "unit"} for line in lines] == [{key}] * 2
         with Image.open(file) as picture:
@@ -186,7 +179,7 @@ def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pyte
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
     words = [str(workplace / "headless"), str(workplace / "images"), "--output_dir", str(tmp_path / "new")]
     with pytest.raises(SystemExit, match="was saved as HfViTModel, which is not supported"):
-        cli.main(["predict", *words])
+        hf_vit.cli.main(["predict", *words])
     assert not (tmp_path / "new").exists()
 
 

@@ -7,9 +7,7 @@ import pytest
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import (
-    HfViTForImageClassification,
-)
+import hf_vit
 from hf_vit.inference.predict import predict_files
 
 from ..helpers.image_text_models import build_model, build_processor
@@ -27,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_model(processor)
     model.save_pretrained(folder / "texts")
     processor.save_pretrained(folder / "texts")
-    HfViTForImageClassification(small_config()).save_pretrained(folder / "classes")
+    hf_vit.HfViTForImageClassification(small_config()).save_pretrained(folder / "classes")
     processor.image_processor.save_pretrained(folder / "classes")
     for number in range(2):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)

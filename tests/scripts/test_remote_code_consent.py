@@ -8,12 +8,7 @@ import pytest
 from PIL import Image
 from transformers import PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-from hf_vit import (
-    HfViTForImageClassification,
-    HfViTForKeypointDetection,
-    HfViTForZeroShotImageClassification,
-    HfViTImageProcessor,
-)
+import hf_vit
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
 from hf_vit.training.tasks.zero_shot_image_classification import (
     ImageTextArguments,
@@ -146,11 +141,11 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path)
-    for model_class in (HfViTForImageClassification, HfViTForKeypointDetection):
+    for model_class in (hf_vit.HfViTForImageClassification, hf_vit.HfViTForKeypointDetection):
         folder = tmp_path / model_class.__name__
         model_class(small_config()).save_pretrained(folder)
-        is_cropped = model_class is HfViTForKeypointDetection
-        HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
+        is_cropped = model_class is hf_vit.HfViTForKeypointDetection
+        hf_vit.HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
         add_code(folder, tmp_path / MARKER)
         own = CUSTOM_PIPELINES["HfViTForKeypointDetection"]
         change_json(folder / "config.json", custom_pipelines=own)  # saved pipelines have this field
@@ -161,9 +156,9 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
 
 def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
     folder, ours = str(save_foreign(tmp_path)), tmp_path / "ours"
-    HfViTForImageClassification(small_config()).save_pretrained(ours)
+    hf_vit.HfViTForImageClassification(small_config()).save_pretrained(ours)
     for_texts = ImageTextArguments(dataset_name="captions", tokenizer_name=folder)
-    joined = HfViTForZeroShotImageClassification.from_vision_text_pretrained
+    joined = hf_vit.HfViTForZeroShotImageClassification.from_vision_text_pretrained
     openings: list[tuple[str, Callable[[], object]]] = [
         ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
         ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),

@@ -9,12 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit import (
-    HfViTForImageClassification,
-    HfViTForZeroShotImageClassification,
-    HfViTImageProcessor,
-    HfViTProcessor,
-)
+import hf_vit
 from hf_vit.commands.models import search
 from hf_vit.inference.search import search_images
 
@@ -41,13 +36,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def encoded_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each forward pass appends its number of images."""
-    counts, plain = list[int](), HfViTForZeroShotImageClassification.get_image_features
+    counts, plain = list[int](), hf_vit.HfViTForZeroShotImageClassification.get_image_features
 
     def counting(self: Any, pixel_values: torch.Tensor, **options: Any) -> Any:
         counts.append(len(pixel_values))
         return plain(self, pixel_values, **options)
 
-    monkeypatch.setattr(HfViTForZeroShotImageClassification, "get_image_features", counting)
+    monkeypatch.setattr(hf_vit.HfViTForZeroShotImageClassification, "get_image_features", counting)
     return counts
 
 
@@ -55,8 +50,8 @@ def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, mo
     counts, lines = encoded_images(monkeypatch), list[str]()
     search(str(place / "model"), place / "photos", "red", picture=place / "found.png", report=lines.append)
     found = [json.loads(line) for line in lines]
-    model = HfViTForZeroShotImageClassification.from_pretrained(place / "model").eval()
-    processor = HfViTProcessor.from_pretrained(place / "model")
+    model = hf_vit.HfViTForZeroShotImageClassification.from_pretrained(place / "model").eval()
+    processor = hf_vit.HfViTProcessor.from_pretrained(place / "model")
     images = [Image.open(line["file"]) for line in found]
     with torch.no_grad():
         outputs = model(**processor(text=["red"], images=images, return_tensors="pt"))
@@ -75,8 +70,8 @@ def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, cap
     (place / "photos" / "broken.png").write_bytes(b"no image")
     assert len(search_images(str(place / "model"), place / "photos", "red")) == 3
     assert "broken.png, which cannot be read" in caplog.text
-    HfViTForImageClassification(small_config()).save_pretrained(place / "classes")
-    HfViTImageProcessor.for_model(small_config()).save_pretrained(place / "classes")
+    hf_vit.HfViTForImageClassification(small_config()).save_pretrained(place / "classes")
+    hf_vit.HfViTImageProcessor.for_model(small_config()).save_pretrained(place / "classes")
     with pytest.raises(ValueError, match=r"trained for another task|no tokenizer"):
         search_images(str(place / "classes"), place / "photos", "red")
 

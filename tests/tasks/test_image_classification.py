@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from datasets import DatasetDict
 from safetensors.torch import save_file
 from torch import nn
-from transformers import (
-    BitImageProcessor,
-    Dinov2Config,
-    Dinov2Model,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainingArguments, make_trainer
@@ -154,11 +147,15 @@ SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.Module]:
     """Return a classifier and a headless model of transformers, each with its image processor."""
     if request.param == "vit":
-        model = ViTForImageClassification(ViTConfig(**SHAPE, intermediate_size=16, num_labels=3))
-        ViTImageProcessor(size=32).save_pretrained(tmp_path / "published")
+        model = transformers.ViTForImageClassification(
+            transformers.ViTConfig(**SHAPE, intermediate_size=16, num_labels=3)
+        )
+        transformers.ViTImageProcessor(size=32).save_pretrained(tmp_path / "published")
     else:
-        model = Dinov2Model(Dinov2Config(**SHAPE, mlp_ratio=1))
-        BitImageProcessor(size={"shortest_edge": 36}, crop_size=32).save_pretrained(tmp_path / "published")
+        model = transformers.Dinov2Model(transformers.Dinov2Config(**SHAPE, mlp_ratio=1))
+        transformers.BitImageProcessor(size={"shortest_edge": 36}, crop_size=32).save_pretrained(
+            tmp_path / "published"
+        )
     model.save_pretrained(tmp_path / "published")
     return tmp_path / "published", model.eval().base_model
 

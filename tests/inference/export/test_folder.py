@@ -17,17 +17,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from transformers import pipeline
 
-from hf_vit import (
-    HfViTForImageClassification,
-    HfViTForKeypointDetection,
-    HfViTForMaskedImageModeling,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTImageProcessorPil,
-    cli,
-    export_model,
-    extras,
-)
+import hf_vit
 from hf_vit.convert.export import export_checkpoint
 from hf_vit.inference.export import folder as export_folder
 from hf_vit.inference.export import formats
@@ -55,10 +45,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a classifier with an image processor that crops."""
     torch.manual_seed(0)
     config = small_config(num_hidden_layers=2, id2label=dict(enumerate(LABELS)))
-    model = HfViTForImageClassification(config)
+    model = hf_vit.HfViTForImageClassification(config)
     path = tmp_path_factory.mktemp("saved") / "model"
     model.save_pretrained(path)
-    HfViTImageProcessorPil(
+    hf_vit.HfViTImageProcessorPil(
         size={"shortest_edge": 40}, do_center_crop=True, crop_size=32, image_mean=[0.4, 0.5, 0.6], image_std=0.25
     ).save_pretrained(path)
     return path
@@ -76,7 +66,7 @@ def exported(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stream in (1, 2):
             os.dup2(printed.fileno(), stream)
         try:
-            cli.main(["export", str(saved), "--output_dir", str(path)])
+            hf_vit.cli.main(["export", str(saved), "--output_dir", str(path)])
         finally:
             for stream, copy in zip((1, 2), kept, strict=True):
                 os.dup2(copy, stream)
@@ -90,8 +80,8 @@ def test_the_script_gives_what_the_pipeline_gives_without_torch(saved: Path, exp
     arguments = (str(exported / "run.py"), str(photo), str(tmp_path / "outputs.npz"))
     process = run_python("-c", WITHOUT_TORCH, *arguments, workdir=tmp_path)
     assert process.returncode == 0, process.stderr
-    model = HfViTForImageClassification.from_pretrained(saved)
-    image_processor = HfViTImageProcessorPil.from_pretrained(saved)
+    model = hf_vit.HfViTForImageClassification.from_pretrained(saved)
+    image_processor = hf_vit.HfViTImageProcessorPil.from_pretrained(saved)
     classify = pipeline("image-classification", model=model, image_processor=image_processor)
     expected = {entry["label"]: entry["score"] for entry in classify(str(photo))}
     found = json.loads(process.stdout)
@@ -109,9 +99,9 @@ CROPPED = {"size": {"height": 40, "width": 32}, "do_center_crop": False, "do_aff
 @pytest.mark.parametrize(
     ("model_class", "options", "output"),
     [
-        (HfViTForSemanticSegmentation, WHOLE, "logits"),
-        (HfViTForUniversalSegmentation, WHOLE, "masks_queries_logits"),
-        (HfViTForKeypointDetection, CROPPED, "heatmaps"),
+        (hf_vit.HfViTForSemanticSegmentation, WHOLE, "logits"),
+        (hf_vit.HfViTForUniversalSegmentation, WHOLE, "masks_queries_logits"),
+        (hf_vit.HfViTForKeypointDetection, CROPPED, "heatmaps"),
     ],
 )
 def test_the_script_runs_models_of_pixels_and_points(
@@ -120,12 +110,12 @@ def test_the_script_runs_models_of_pixels_and_points(
     overrides = {"num_hidden_layers": 2, "universal_segmentation_config": {"num_queries": 6, "num_blocks": 1}}
     model = model_class(small_config(id2label=dict(enumerate(LABELS)), **overrides)).eval()
     model.save_pretrained(tmp_path / "model")
-    HfViTImageProcessorPil(**options).save_pretrained(tmp_path / "model")
-    export_model(tmp_path / "model", tmp_path / "onnx", report=lambda line: None)
+    hf_vit.HfViTImageProcessorPil(**options).save_pretrained(tmp_path / "model")
+    hf_vit.export_model(tmp_path / "model", tmp_path / "onnx", report=lambda line: None)
     photo = Image.fromarray(load_sample_image("flower.jpg")).resize((61, 47))
     photo.save(tmp_path / "photo.png")
     for changes in ({}, {"box_padding": 1.0}) if "do_affine_crop" in options else ({},):
-        image_processor = HfViTImageProcessorPil(**options, **changes)
+        image_processor = hf_vit.HfViTImageProcessorPil(**options, **changes)
         image_processor.to_json_file(tmp_path / "onnx" / "preprocessor_config.json")
         arguments = [str(tmp_path / name) for name in ("onnx/run.py", "photo.png", "outputs.npz")]
         process = run_python("-c", WITHOUT_TORCH, *arguments, workdir=tmp_path)
@@ -193,7 +183,7 @@ def test_a_program_that_differs_is_not_written(
     monkeypatch.setattr("sys.argv", ["hf-vit"])
     output = tmp_path / "outputs" / "wrong"
     with pytest.raises(SystemExit) as left:
-        cli.main(["export", str(saved), "--format", "torch", "--output_dir", str(output)])
+        hf_vit.cli.main(["export", str(saved), "--format", "torch", "--output_dir", str(output)])
     assert str(left.value).startswith(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )
@@ -209,7 +199,7 @@ def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monk
     monkeypatch.setattr(export_folder, "write_program", fail)
     message = "The format onnx does not support HfViTForImageClassification .* No operator for this. Choose openvino"
     with pytest.raises(ValueError, match=f"{message} or"):
-        export_model(saved, tmp_path / "onnx")
+        hf_vit.export_model(saved, tmp_path / "onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -218,20 +208,20 @@ def test_mistakes_are_answered_before_anything_is_traced(
 ) -> None:
     monkeypatch.setattr(export_folder, "write_program", None)
     with pytest.raises(ValueError, match=r"Unknown export format 'onyx'\. Choose one of onnx, openvino"):
-        export_model(saved, tmp_path / "new", "onyx")
+        hf_vit.export_model(saved, tmp_path / "new", "onyx")
     with pytest.raises(ValueError, match="exists and is not empty"):
-        export_model(saved, saved)
+        hf_vit.export_model(saved, saved)
     with pytest.raises(OSError, match="There is no folder or file '/nowhere/at/all'"):
-        export_model("/nowhere/at/all", tmp_path / "new")
+        hf_vit.export_model("/nowhere/at/all", tmp_path / "new")
     theirs = tmp_path / "theirs"
-    processor = HfViTImageProcessorPil.from_pretrained(saved)
-    model = HfViTForImageClassification.from_pretrained(saved)
+    processor = hf_vit.HfViTImageProcessorPil.from_pretrained(saved)
+    model = hf_vit.HfViTForImageClassification.from_pretrained(saved)
     export_checkpoint(model, theirs, "vit", processor)
     with pytest.raises(ValueError, match="is ViTForImageClassification of model_type 'vit', which cannot be exported"):
-        export_model(theirs, tmp_path / "new")
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+        hf_vit.export_model(theirs, tmp_path / "new")
+    monkeypatch.setattr(hf_vit.extras, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'needs onnx and .* Install: pip install "\.\[export\]"'):
-        export_model(saved, tmp_path / "new")
+        hf_vit.export_model(saved, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -240,9 +230,9 @@ def test_without_the_librarys_exporters_torch_writes_programs_and_their_code_is_
 ) -> None:
     monkeypatch.setattr(formats, "has_exporters", lambda: False)
     with pytest.raises(ImportError, match=r"executorch needs (executorch|transformers 5.23)"):
-        export_model(saved, tmp_path / "new", "executorch")
+        hf_vit.export_model(saved, tmp_path / "new", "executorch")
     assert formats.check_format("onnx").write is formats.write_onnx
-    written = export_model(saved, tmp_path / "torch", "torch", report=lambda line: None)
+    written = hf_vit.export_model(saved, tmp_path / "torch", "torch", report=lambda line: None)
     assert (written / "model.pt2").is_file()
     card = (written / "README.md").read_text()
     assert card.index("can contain executable code") < card.index("outputs = torch.export.load(")
@@ -250,7 +240,11 @@ def test_without_the_librarys_exporters_torch_writes_programs_and_their_code_is_
     assert "`model.pt2` can contain executable code" in readme
 
 
-SEMANTIC, KEYPOINTS, MASKED = HfViTForSemanticSegmentation, HfViTForKeypointDetection, HfViTForMaskedImageModeling
+SEMANTIC, KEYPOINTS, MASKED = (
+    hf_vit.HfViTForSemanticSegmentation,
+    hf_vit.HfViTForKeypointDetection,
+    hf_vit.HfViTForMaskedImageModeling,
+)
 
 
 @pytest.mark.parametrize(

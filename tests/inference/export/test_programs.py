@@ -8,19 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hf_vit import (
-    HfViTConfig,
-    HfViTForDepthEstimation,
-    HfViTForImageClassification,
-    HfViTForKeypointDetection,
-    HfViTForMaskedImageModeling,
-    HfViTForObjectDetection,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTForZeroShotImageClassification,
-    HfViTModel,
-    HfViTPreTrainedModel,
-)
+import hf_vit
 from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_program, write_torch
 from hf_vit.inference.export.programs import (
     TRACED_BATCH,
@@ -48,7 +36,7 @@ TINY = {
 
 
 class Case(NamedTuple):
-    model_class: type[HfViTPreTrainedModel]
+    model_class: type[hf_vit.HfViTPreTrainedModel]
     outputs: tuple[str, ...]
     overrides: Mapping[str, Any] = MappingProxyType({})
     variant: str = "plain"
@@ -61,30 +49,32 @@ MASK_HEAD = {"head": "mask", "num_layers": 1}
 # All heads, with the options of the backbone that affect tracing. By default, one of the formats is tested per case:
 # "torch" for every second one. `test_folder.py` exports classification, segmentation and keypoints to ONNX.
 CASES = {
-    "features": Case(HfViTModel, ("last_hidden_state", "pooler_output"), variant="siglip"),
-    "depth": Case(HfViTForDepthEstimation, ("predicted_depth",)),
-    "classification": Case(HfViTForImageClassification, ("logits",), {"position_interpolation_offset": 0.1}),
-    "queries": Case(HfViTForObjectDetection, BOXES, {"num_hidden_layers": 2, "detection_config": QUERIES}),
-    "semantic": Case(HfViTForSemanticSegmentation, ("logits",), variant="rotary"),
+    "features": Case(hf_vit.HfViTModel, ("last_hidden_state", "pooler_output"), variant="siglip"),
+    "depth": Case(hf_vit.HfViTForDepthEstimation, ("predicted_depth",)),
+    "classification": Case(hf_vit.HfViTForImageClassification, ("logits",), {"position_interpolation_offset": 0.1}),
+    "queries": Case(hf_vit.HfViTForObjectDetection, BOXES, {"num_hidden_layers": 2, "detection_config": QUERIES}),
+    "semantic": Case(hf_vit.HfViTForSemanticSegmentation, ("logits",), variant="rotary"),
     "deformable": Case(
-        HfViTForObjectDetection, BOXES, {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}}
+        hf_vit.HfViTForObjectDetection,
+        BOXES,
+        {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}},
     ),
-    "universal": Case(HfViTForUniversalSegmentation, ("class_queries_logits", "masks_queries_logits")),
-    "mae": Case(HfViTForMaskedImageModeling, ("logits", "reconstruction")),
-    "keypoints": Case(HfViTForKeypointDetection, ("heatmaps",), variant="registers"),
-    "zero_shot_image_classification": Case(HfViTForZeroShotImageClassification, PAIRS),
-    "windows": Case(HfViTForSemanticSegmentation, ("logits",), {"global_attention_layers": []}, "windows"),
-    "mask_head": Case(HfViTForSemanticSegmentation, ("logits",), {"segmentation_config": MASK_HEAD}),
+    "universal": Case(hf_vit.HfViTForUniversalSegmentation, ("class_queries_logits", "masks_queries_logits")),
+    "mae": Case(hf_vit.HfViTForMaskedImageModeling, ("logits", "reconstruction")),
+    "keypoints": Case(hf_vit.HfViTForKeypointDetection, ("heatmaps",), variant="registers"),
+    "zero_shot_image_classification": Case(hf_vit.HfViTForZeroShotImageClassification, PAIRS),
+    "windows": Case(hf_vit.HfViTForSemanticSegmentation, ("logits",), {"global_attention_layers": []}, "windows"),
+    "mask_head": Case(hf_vit.HfViTForSemanticSegmentation, ("logits",), {"segmentation_config": MASK_HEAD}),
 }
 
 
-def build(case: Case) -> HfViTPreTrainedModel:
+def build(case: Case) -> hf_vit.HfViTPreTrainedModel:
     torch.manual_seed(0)
     config = small_config(case.variant, **{**TINY, **case.overrides})
     return case.model_class(config).eval()
 
 
-def differences(model: HfViTPreTrainedModel, name: str, file: Path) -> list[Difference]:
+def differences(model: hf_vit.HfViTPreTrainedModel, name: str, file: Path) -> list[Difference]:
     chosen = FORMATS[name]
     return list(compare(model, chosen.open(file, output_names(model)), chosen.bounds(model)))
 
@@ -140,7 +130,7 @@ def test_resizing_by_products_is_that_of_torch(mode: str, antialias: bool, offse
             table = torch.randn(2, old[0] * old[1], 5, generator=torch.Generator().manual_seed(0))
             options = {"position_interpolation": mode, "position_antialias": antialias}
             size = (16 * old[0], 16 * old[1])
-            config = HfViTConfig(image_size=size, position_interpolation_offset=offset, **options)
+            config = hf_vit.HfViTConfig(image_size=size, position_interpolation_offset=offset, **options)
             expected = resample_to_grid(table, config, new, num_prefix=0)
             found = resample_by_products(table, old, new, mode, antialias, offset)
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
