@@ -100,7 +100,7 @@ def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everythi
     assert listed(of_library) <= {option.name for option in fields(TrainingArguments)}
 
 
-def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_tasks_are_listed_and_usages_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main([])
     assert {f"    {name} " for name in cli.COMMANDS} <= set(re.findall(r"^    \w+ ", capsys.readouterr().out, re.M))
     assert "\n    zero-shot-image-classification\n" in help_of(capsys, "train")
@@ -108,10 +108,27 @@ def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> No
         module, _, name = page["call"].partition(":")
         assert callable(vars(import_module(module))[name])
     assert {name.split()[0] for name in cli.table()["pages"]} == set(cli.COMMANDS)
+    pages = ("train image-classification", "features extract", "features evaluate")
+    for command in (*cli.COMMANDS, *pages):
+        with suppress(SystemExit):
+            cli.main([*command.split(), "--help"])
+        assert re.search(rf"^[Uu]sage: hf-vit {command} ", capsys.readouterr().out, flags=re.MULTILINE)
 
 
-def test_what_is_far_from_all_options_gets_no_guess() -> None:
+def test_errors_are_one_line_but_faults_of_trainings_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_option("zzz", {"seed": "", "bf16": "amp"}) == "Unknown option --zzz."
+    with pytest.raises(SystemExit, match=r"^hf-vit: There is no folder or file 'nothing/at/all'.*$"):
+        cli.main(["info", "nothing/at/all"])
+
+    def fail(**_: Any) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr("hf_vit.commands.models.train", fail)
+    monkeypatch.setattr("hf_vit.commands.info.info", fail)
+    with pytest.raises(ValueError, match="a fault"):
+        cli.main(["train", "image-text", "photos"])
+    with pytest.raises(SystemExit, match="hf-vit: a fault"):
+        cli.main(["info"])
 
 
 def test_help_and_version_of_the_command_need_no_library() -> None:
@@ -156,23 +173,6 @@ def test_words_become_values_of_the_declared_types() -> None:
     values = {"train": Path("features"), "overwrite": True}
     assert cli.read(cli.load_page("features evaluate"), ["features", "--overwrite"]) == (values, [])
     assert cli.read(cli.load_page("convert"), ["--list"]) == ({"list": True}, [])
-
-
-def test_faults_of_the_program_keep_their_traceback_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise ValueError("a fault")
-
-    monkeypatch.setattr("hf_vit.commands.models.train", fail)
-    monkeypatch.setattr("hf_vit.commands.info.info", fail)
-    with pytest.raises(ValueError, match="a fault"):
-        cli.main(["train", "image-text", "photos"])
-    with pytest.raises(SystemExit, match="hf-vit: a fault"):
-        cli.main(["info"])
-
-
-def test_what_is_nowhere_is_named_in_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"^hf-vit: There is no folder or file 'nothing/at/all'.*$"):
-        cli.main(["info", "nothing/at/all"])
 
 
 def test_the_files_of_options_are_current_and_every_option_is_explained() -> None:
@@ -251,7 +251,7 @@ def test_help_and_one_line_answers_to_mistakes_do_not_import_torch(workplace: Pa
     assert {place.name for place in workplace.iterdir()} == {"photos", "saved"}
 
 
-def test_recipes_go_with_the_package_and_are_found_by_name() -> None:
+def test_recipes_are_in_the_package_and_equal_by_name_as_file_and_as_mapping() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     installed, checkout = names.FOLDERS
     assert wheel["force-include"][checkout.relative_to(ROOT).as_posix()] == installed.relative_to(ROOT).as_posix()
@@ -259,8 +259,6 @@ def test_recipes_go_with_the_package_and_are_found_by_name() -> None:
     assert set(names.named_recipes().values()) == set(files)
     assert sum(len(names.recipes_of(task)) for task in TASKS) == len(files)
 
-
-def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:
     file = str(ROOT / "scripts" / "recipes" / "bccd.yaml")
     types, rest = TASKS["object-detection"].argument_types(), ["--dataset_name", "cells", "--seed", "3"]
     by_file = given_arguments(types, [file, *rest])
@@ -362,15 +360,9 @@ def test_info_tells_what_a_model_is(
     assert f"hf-vit {hf_vit.__version__}" in capsys.readouterr().out
 
 
-def test_the_usage_names_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    pages = ("train image-classification", "features extract", "features evaluate")
-    for command in (*cli.COMMANDS, *pages):
-        with suppress(SystemExit):
-            cli.main([*command.split(), "--help"])
-        assert re.search(rf"^[Uu]sage: hf-vit {command} ", capsys.readouterr().out, flags=re.MULTILINE)
-
-
-def test_info_lists_every_extra_with_its_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_every_extra_and_versions_outside_of_the_tested_range(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     cli.main(["info"])
     said = capsys.readouterr().out
@@ -379,8 +371,6 @@ def test_info_lists_every_extra_with_its_versions(capsys: pytest.CaptureFixture[
     for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "schedulefree", "peft", "onnxruntime", "ruff"):
         assert f" {name} {version(name)}" in said
 
-
-def test_info_names_versions_outside_of_the_tested_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("# Tested\ntorch==2.14.1\nJinja2==3.1.6\n")
     monkeypatch.setattr(info, "CONSTRAINTS", (tmp_path / "none.txt", constraints))

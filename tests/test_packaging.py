@@ -41,13 +41,10 @@ def test_links_of_the_package_page_are_absolute() -> None:
         assert f"{folder}/{target}" in text
 
 
-def test_a_missing_package_is_named_with_an_installation_that_works_from_a_checkout() -> None:
+def test_missing_packages_are_installed_from_a_checkout() -> None:
     command = r'A plot needs no_such_package\. Install: pip install "\.\[train\]" \(in a checkout of hf-vit\)'
     with pytest.raises(ImportError, match=command):
         check_packages("A plot", "json", "no_such_package")
-
-
-def test_no_other_text_suggests_an_installation_from_an_index() -> None:
     files = [*(ROOT / "hf_vit").rglob("*.py"), *(ROOT / "hf_vit").rglob("*.md"), ROOT / "README.md"]
     found = [file for file in files if re.search(r"pip install \W?hf-vit", file.read_text(encoding="utf-8"))]
     assert not found

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
@@ -15,15 +14,7 @@ from ..helpers.options import call_command
 
 
 class Row(NamedTuple):
-    """One invalid input.
-
-    Args:
-        name: Name of the test case.
-        make: Creates the input in a given folder.
-        call: Function that must reject the result of `make`.
-        error: Expected class of the error.
-        words: Text that the message must contain, ignoring case.
-    """
+    """One invalid input: the result of `make` in a folder, which `call` must reject with `error` and all `words`."""
 
     name: str
     make: Callable[[Path], Any]
@@ -64,12 +55,9 @@ def content_of(folder: Path) -> dict[Path, bytes | None]:
 
 
 def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
-    """Assert that an input raises a one-line error, and that the call changes no file and no input value.
-
-    With `may_list`, errors that list several files have a line for each file.
-    """
+    """Assert that an input raises a one-line error (or, with `may_list`, a list), and that nothing is changed."""
     given = row.make(folder)
-    files, values = content_of(folder), frozen(given)
+    files, values = content_of(folder), pickle.dumps(given)
     with pytest.raises(row.error) as caught:
         row.call(given)
     message = str(caught.value.code if isinstance(caught.value, SystemExit) else caught.value)
@@ -77,15 +65,4 @@ def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
     missing = [word for word in row.words if word.lower() not in message.lower()]
     assert not missing, message
     assert content_of(folder) == files
-    assert frozen(given) == values
-
-
-def frozen(value: Any) -> bytes:
-    """Serialize arrays, tensors, texts and numbers to bytes, to detect changes."""
-    return pickle.dumps(value)
-
-
-def copy_of(folder: Path, to: Path) -> Path:
-    """Return a copy of a folder that a test case may damage."""
-    shutil.copytree(folder, to)
-    return to
+    assert pickle.dumps(given) == values

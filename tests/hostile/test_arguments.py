@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from hf_vit.training import HfViTTrainingArguments
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
 from ..helpers.options import task_of
-from .table import Row, assert_refused, copy_of, parametrize, rows, script
+from .table import Row, assert_refused, parametrize, rows, script
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size")
@@ -135,11 +136,6 @@ OF_TASKS = {
 TRAININGS = {"image_classification": [*LIBRARY, *OURS], **OF_TASKS}
 
 
-@parametrize([row for task, table in TRAININGS.items() for row in training_rows(task, table)])
-def test_a_training_refuses(row: Row, tmp_path: Path) -> None:
-    assert_refused(row, tmp_path)
-
-
 def broken_teacher(*options: str) -> Callable[[Path], list[str]]:
     def make(folder: Path) -> list[str]:
         model = HfViTForImageClassification(small_config())
@@ -158,8 +154,13 @@ TEACHERS = [
 ]
 
 
-@parametrize(rows(script("train image-classification"), SystemExit, TEACHERS))
-def test_a_training_refuses_a_teacher(row: Row, tmp_path: Path) -> None:
+@parametrize(
+    [
+        *(row for task, table in TRAININGS.items() for row in training_rows(task, table)),
+        *rows(script("train image-classification"), SystemExit, TEACHERS),
+    ]
+)
+def test_a_training_refuses(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
 
 
@@ -200,7 +201,7 @@ OTHER_TASK = ("task", model_of(), "HfViTForImageClassification | HfViTForDepthEs
     ]
 )
 def test_a_training_is_not_resumed_with_another_architecture_or_task(row: Row, begun: Path, tmp_path: Path) -> None:
-    copy_of(begun, tmp_path / "output")
+    shutil.copytree(begun, tmp_path / "output")
 
     def make(folder: Path) -> list[str]:
         resume = ("--resume_from_checkpoint", "last", *RESUMED)
@@ -219,7 +220,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def script_rows(name: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
+def script_rows(name: str, *table: tuple[str, str], base: tuple[str, ...] = ()) -> list[Row]:
     """Return test cases of any command. SAVED in the options is replaced with the folder of saved models."""
     named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
     return rows(script(name), SystemExit, named)
@@ -230,81 +231,71 @@ EXTRACTED = (*EVALUATED[:-2], "--features", "mean")
 OTHER_SCRIPTS = [
     *script_rows(
         "evaluate",
-        [
-            *given("per_device_eval_batch_size 0", "max_eval_samples 0", "train_val_split 2"),
-            ("--output_dir FOLDER/file.txt/scores", "Nothing can be written to"),
-            ("--model_name_or_path FOLDER/nothing", "is not a model"),
-            ("--task juggling", "task='juggling'"),
-            ("--max_train_samples 3", "applies only to training"),
-            ("--model_name_or_path SAVED/depth --max_eval_depth nan", "max_eval_depth=nan"),
-        ],
-        *EVALUATED,
+        *given("per_device_eval_batch_size 0", "max_eval_samples 0", "train_val_split 2"),
+        ("--output_dir FOLDER/file.txt/scores", "Nothing can be written to"),
+        ("--model_name_or_path FOLDER/nothing", "is not a model"),
+        ("--task juggling", "task='juggling'"),
+        ("--max_train_samples 3", "applies only to training"),
+        ("--model_name_or_path SAVED/depth --max_eval_depth nan", "max_eval_depth=nan"),
+        base=EVALUATED,
     ),
     *script_rows(
         "features extract",
-        [
-            *given("batch_size 0", "num_workers -1", "rows_per_shard 0"),
-            ("--dtype foo", "dtype='foo' | float16"),
-            ("--features smell", "features=['smell']"),
-            ("--output_dir FOLDER/file.txt", "Nothing can be written to"),
-            ("--model_name_or_path FOLDER/nothing", "is not a model"),
-        ],
-        *EXTRACTED,
+        *given("batch_size 0", "num_workers -1", "rows_per_shard 0"),
+        ("--dtype foo", "dtype='foo' | float16"),
+        ("--features smell", "features=['smell']"),
+        ("--output_dir FOLDER/file.txt", "Nothing can be written to"),
+        ("--model_name_or_path FOLDER/nothing", "is not a model"),
+        base=EXTRACTED,
     ),
     *script_rows(
-        "features evaluate", [("FOLDER/nothing", "nothing"), ("FOLDER/data --output_dir FOLDER/file.txt", "file.txt")]
+        "features evaluate",
+        ("FOLDER/nothing", "nothing"),
+        ("FOLDER/data --output_dir FOLDER/file.txt", "file.txt"),
     ),
     *script_rows(
         "predict",
-        [
-            ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
-            ("SAVED/classifier FOLDER/file.txt/photo.png", "photo.png"),
-            ("FOLDER/nothing FOLDER/data", "nothing"),
-            ("FOLDER/data FOLDER/data", "config.json"),
-            ("SAVED/classifier FOLDER/data --top_k 0", "top_k=0"),
-            ("SAVED/classifier FOLDER/data --batch_size -1", "batch_size=-1"),
-            ("SAVED/classifier FOLDER/data --threshold 2", "threshold=2"),
-            ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),
-            ("SAVED/classifier FOLDER/data --subtask guessing", "guessing"),
-            ("SAVED/classifier FOLDER/nothing.parquet", "nothing.parquet"),
-            ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt", "file.txt | suffix"),
-            ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
-            ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt/a.png", "Nothing can be written to"),
-        ],
+        ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
+        ("SAVED/classifier FOLDER/file.txt/photo.png", "photo.png"),
+        ("FOLDER/nothing FOLDER/data", "nothing"),
+        ("FOLDER/data FOLDER/data", "config.json"),
+        ("SAVED/classifier FOLDER/data --top_k 0", "top_k=0"),
+        ("SAVED/classifier FOLDER/data --batch_size -1", "batch_size=-1"),
+        ("SAVED/classifier FOLDER/data --threshold 2", "threshold=2"),
+        ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),
+        ("SAVED/classifier FOLDER/data --subtask guessing", "guessing"),
+        ("SAVED/classifier FOLDER/nothing.parquet", "nothing.parquet"),
+        ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt", "file.txt | suffix"),
+        ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
+        ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt/a.png", "Nothing can be written to"),
     ),
     *script_rows(
         "visualize",
-        [
-            ("FOLDER/nothing FOLDER/data", "nothing"),
-            ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
-            ("SAVED/classifier FOLDER/data --image_size 0", "image_size=0"),
-            ("SAVED/classifier FOLDER/data --point 3", "--point | '3'"),
-            ("SAVED/classifier FOLDER/data --point nan,3", "--point"),
-            ("SAVED/classifier FOLDER/data --kinds smell", "'smell'"),
-            ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
-        ],
-        *("--output_dir", "FOLDER/maps"),
+        ("FOLDER/nothing FOLDER/data", "nothing"),
+        ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
+        ("SAVED/classifier FOLDER/data --image_size 0", "image_size=0"),
+        ("SAVED/classifier FOLDER/data --point 3", "--point | '3'"),
+        ("SAVED/classifier FOLDER/data --point nan,3", "--point"),
+        ("SAVED/classifier FOLDER/data --kinds smell", "'smell'"),
+        ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
+        base=("--output_dir", "FOLDER/maps"),
     ),
     *script_rows(
         "convert",
-        [
-            ("FOLDER/nothing FOLDER/output", "nothing"),
-            ("FOLDER/data FOLDER/output", "data"),
-            ("SAVED/classifier FOLDER/output", "already an hf_vit model"),
-            ("SAVED/classifier FOLDER/data --to vit", "data"),
-            ("SAVED/classifier FOLDER/output --to mist", "invalid choice: 'mist'"),
-            ("SAVED/classifier FOLDER/output --dtype float8", "invalid choice: 'float8'"),
-            ("SAVED/classifier FOLDER/output --config_overrides {", "JSON"),
-            ('SAVED/classifier FOLDER/output --config_overrides {"patches":8}', "patches"),
-        ],
+        ("FOLDER/nothing FOLDER/output", "nothing"),
+        ("FOLDER/data FOLDER/output", "data"),
+        ("SAVED/classifier FOLDER/output", "already an hf_vit model"),
+        ("SAVED/classifier FOLDER/data --to vit", "data"),
+        ("SAVED/classifier FOLDER/output --to mist", "invalid choice: 'mist'"),
+        ("SAVED/classifier FOLDER/output --dtype float8", "invalid choice: 'float8'"),
+        ("SAVED/classifier FOLDER/output --config_overrides {", "JSON"),
+        ('SAVED/classifier FOLDER/output --config_overrides {"patches":8}', "patches"),
     ),
     *script_rows(
         "push",
-        [
-            ("FOLDER/nothing user/name --dry_run", "nothing"),
-            ("FOLDER/data user/name --dry_run", "data"),
-            ("SAVED/classifier user/name --dry_run", "README.md"),
-        ],
+        ("FOLDER/nothing user/name --dry_run", "nothing"),
+        ("FOLDER/data user/name --dry_run", "data"),
+        ("SAVED/classifier user/name --dry_run", "README.md"),
     ),
 ]
 

@@ -131,16 +131,15 @@ def test_a_saved_model_is_refused(
     assert_refused(row._replace(make=make), tmp_path, may_list=True)
 
 
-# Per dataset: a function that writes a valid one, a function that damages it, and the error of the training script.
+def data_rows(task: str, write_sound: Damage, *table: tuple[str, Damage, str]) -> list[Row]:
+    """Return test cases of a training from a writer of sound data and names, functions that damage, and messages."""
 
-
-def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str]], *options: str) -> list[Row]:
     def make(damage: Damage) -> Callable[[Path], list[str]]:
         def write_damaged(folder: Path) -> list[str]:
             write_sound(folder / "data")
             damage(folder / "data")
             places = ("--dataset_name", str(folder / "data"), "--output_dir", str(folder / "output"))
-            return [*places, *SMALL, *options]
+            return [*places, *SMALL]
 
         return write_damaged
 
@@ -276,117 +275,93 @@ DATASETS = [
     *data_rows(
         "image_classification",
         lambda folder: write_class_folders(folder, ["cat", "dog"]),
-        [
-            ("image-that-is-empty", write("train/cat/1.png", b""), "cat/1.png | not an image"),
-            ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | not an image"),
-            ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | decoded"),
-            ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
-            ("table-of-two-columns-of-one-name", write("train.csv", "file,label,label\na.png,cat,dog\n"), "'label'"),
-            ("test-images-of-the-training", evaluate_training_images, "4 of 4 test images | allow_duplicates"),
-            ("table-of-images-that-are-missing", write("train.csv", "file,label\nnowhere.png,cat\n"), "nowhere.png"),
-        ],
+        ("image-that-is-empty", write("train/cat/1.png", b""), "cat/1.png | not an image"),
+        ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | not an image"),
+        ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | decoded"),
+        ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
+        ("table-of-two-columns-of-one-name", write("train.csv", "file,label,label\na.png,cat,dog\n"), "'label'"),
+        ("test-images-of-the-training", evaluate_training_images, "4 of 4 test images | allow_duplicates"),
+        ("table-of-images-that-are-missing", write("train.csv", "file,label\nnowhere.png,cat\n"), "nowhere.png"),
     ),
     *data_rows(
         "image_classification",
         lambda folder: folder.mkdir(),
-        [
-            ("folder-without-images", keep, "data"),
-            ("table-that-is-empty", write("train.csv", ""), "train.csv"),
-            ("table-of-uneven-rows", write("train.csv", "file,label\na.png,cat,dog\n"), "train.csv | row"),
-            ("table-that-is-no-text", write("train.csv", b"\xff\xfe\x00file,label"), "train.csv | UTF-8"),
-            ("parquet-that-is-text", write("train.parquet", "PAR1 and nothing more"), "parquet"),
-            ("idx-that-is-text", digits(lambda file: file.write_text("no digits here")), "idx3-ubyte"),
-            ("idx-that-is-cut", digits(truncate), "truncated"),
-            ("idx-of-fewer-labels", digits(add_label), "2 images | 3 labels"),
-        ],
+        ("folder-without-images", keep, "data"),
+        ("table-that-is-empty", write("train.csv", ""), "train.csv"),
+        ("table-of-uneven-rows", write("train.csv", "file,label\na.png,cat,dog\n"), "train.csv | row"),
+        ("table-that-is-no-text", write("train.csv", b"\xff\xfe\x00file,label"), "train.csv | UTF-8"),
+        ("parquet-that-is-text", write("train.parquet", "PAR1 and nothing more"), "parquet"),
+        ("idx-that-is-text", digits(lambda file: file.write_text("no digits here")), "idx3-ubyte"),
+        ("idx-that-is-cut", digits(truncate), "truncated"),
+        ("idx-of-fewer-labels", digits(add_label), "2 images | 3 labels"),
     ),
     *data_rows(
         "semantic_segmentation",
         write_mask_folders,
-        [
-            ("mask-of-another-size", masks(np.zeros((9, 9), np.uint8)), "0.jpg | 9 x 9"),
-            ("mask-of-unknown-classes", masks(np.full((6, 8), 7, np.uint8)), "0.jpg | labels 7"),
-            ("mask-in-unknown-colors", masks(picture(3)), "0.jpg | palette.txt"),
-            ("mask-of-floats", masks(Image.fromarray(np.zeros((6, 8), np.float32)), "0.tiff"), "0.tiff"),
-            ("mask-that-is-empty", write("train/masks/0.png", b""), "0.jpg | not an image"),
-            ("mask-that-is-missing", lambda folder: (folder / "train/masks/0.png").unlink(), "0"),
-            ("class-list-that-is-empty", write("classes.txt", ""), "classes.txt"),
-            ("class-list-numbered-from-1", write("classes.txt", "1 sky\n2 road\n3 car\n"), "1, 2, 3 | id2label.json"),
-            ("class-numbers-that-are-there-twice", write_id2label, "id2label.json | '0' occurs 2 times"),
-        ],
+        ("mask-of-another-size", masks(np.zeros((9, 9), np.uint8)), "0.jpg | 9 x 9"),
+        ("mask-of-unknown-classes", masks(np.full((6, 8), 7, np.uint8)), "0.jpg | labels 7"),
+        ("mask-in-unknown-colors", masks(picture(3)), "0.jpg | palette.txt"),
+        ("mask-of-floats", masks(Image.fromarray(np.zeros((6, 8), np.float32)), "0.tiff"), "0.tiff"),
+        ("mask-that-is-empty", write("train/masks/0.png", b""), "0.jpg | not an image"),
+        ("mask-that-is-missing", lambda folder: (folder / "train/masks/0.png").unlink(), "0"),
+        ("class-list-that-is-empty", write("classes.txt", ""), "classes.txt"),
+        ("class-list-numbered-from-1", write("classes.txt", "1 sky\n2 road\n3 car\n"), "1, 2, 3 | id2label.json"),
+        ("class-numbers-that-are-there-twice", write_id2label, "id2label.json | '0' occurs 2 times"),
     ),
     *data_rows(
         "depth_estimation",
         write_depth_folders,
-        [
-            ("depth-of-another-size", depth(depth_in_millimeters(0)[:3]), "0.jpg | 3 x 8"),
-            ("depth-in-color", depth(np.asarray(picture(0))), "0.jpg | mode RGB"),
-            ("depth-that-is-text", write("train/depths/0.png", "far away"), "0.jpg | not an image"),
-            ("depth-that-is-missing-everywhere", no_depth, "depth"),
-            ("depth-mostly-out-of-range", depth_floats_in_millimeters, "97.9% | 0.001 to 10 m | --depth_scale"),
-        ],
+        ("depth-of-another-size", depth(depth_in_millimeters(0)[:3]), "0.jpg | 3 x 8"),
+        ("depth-in-color", depth(np.asarray(picture(0))), "0.jpg | mode RGB"),
+        ("depth-that-is-text", write("train/depths/0.png", "far away"), "0.jpg | not an image"),
+        ("depth-that-is-missing-everywhere", no_depth, "depth"),
+        ("depth-mostly-out-of-range", depth_floats_in_millimeters, "97.9% | 0.001 to 10 m | --depth_scale"),
     ),
     *data_rows(
         "object_detection",
         write_coco_boxes,
-        [
-            ("box-of-negative-size", with_annotation(bbox=[5, 5, -3, 4]), "boxes | box_errors"),
-            ("box-outside", with_annotation(bbox=[900, 900, 5, 5]), "exceed their image"),
-            ("box-of-no-area", with_annotation(bbox=[3, 3, 0, 4]), "no area"),
-            ("box-of-nan", with_annotation(bbox=[NAN, 3, 4, 4]), "not finite"),
-            ("box-of-three-numbers", with_annotation(bbox=[1, 2, 3]), "bbox"),
-            ("box-that-is-null", with_annotation(bbox=None), "bbox"),
-            ("box-of-an-unknown-category", with_annotation(category_id=77), "77"),
-            ("box-of-an-unknown-image", with_annotation(image_id=777), "777"),
-            ("annotations-that-are-cut", lambda f: truncate(f / "train/annotations.json"), "annotations.json | JSON"),
-            ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "a JSON object"),
-            (
-                "image-of-annotations-that-is-missing",
-                lambda f: min((f / "train/images").iterdir()).unlink(),
-                "do not exist",
-            ),
-            ("crowd-of-an-unknown-kind", with_annotation(iscrowd="some"), "'some' | neither true nor false"),
-            ("two-images-of-one-file", change_json("train/annotations.json", repeat_image), "file_names | a.png"),
-            ("key-that-is-there-twice", repeat_key, "annotations.json | 'iscrowd' occurs 2 times"),
-            ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "the same name"),
-        ],
+        ("box-of-negative-size", with_annotation(bbox=[5, 5, -3, 4]), "boxes | box_errors"),
+        ("box-outside", with_annotation(bbox=[900, 900, 5, 5]), "exceed their image"),
+        ("box-of-no-area", with_annotation(bbox=[3, 3, 0, 4]), "no area"),
+        ("box-of-nan", with_annotation(bbox=[NAN, 3, 4, 4]), "not finite"),
+        ("box-of-three-numbers", with_annotation(bbox=[1, 2, 3]), "bbox"),
+        ("box-that-is-null", with_annotation(bbox=None), "bbox"),
+        ("box-of-an-unknown-category", with_annotation(category_id=77), "77"),
+        ("box-of-an-unknown-image", with_annotation(image_id=777), "777"),
+        ("annotations-that-are-cut", lambda f: truncate(f / "train/annotations.json"), "annotations.json | JSON"),
+        ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "a JSON object"),
+        ("image-that-is-missing", lambda f: min((f / "train/images").iterdir()).unlink(), "do not exist"),
+        ("crowd-of-an-unknown-kind", with_annotation(iscrowd="some"), "'some' | neither true nor false"),
+        ("two-images-of-one-file", change_json("train/annotations.json", repeat_image), "file_names | a.png"),
+        ("key-that-is-there-twice", repeat_key, "annotations.json | 'iscrowd' occurs 2 times"),
+        ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "the same name"),
     ),
     *data_rows(
         "object_detection",
         write_xml,
-        [
-            ("xml-that-is-cut", lambda folder: truncate(folder / FIRST_XML), "malformed"),
-            ("xml-very-difficult", write(FIRST_XML, voc_xml(SCENES["train"][0], DIFFICULT)), "'very' | neither"),
-            ("xml-that-grows-without-end", write(FIRST_XML, LAUGHS), FIRST_XML),
-        ],
+        ("xml-that-is-cut", lambda folder: truncate(folder / FIRST_XML), "malformed"),
+        ("xml-very-difficult", write(FIRST_XML, voc_xml(SCENES["train"][0], DIFFICULT)), "'very' | neither"),
+        ("xml-that-grows-without-end", write(FIRST_XML, LAUGHS), FIRST_XML),
     ),
     *data_rows(
         "object_detection",
         write_yolo,
-        [
-            ("line-of-words", write(FIRST_YOLO, "cat in the middle\n"), FIRST_YOLO),
-            ("line-of-an-unknown-class", write(FIRST_YOLO, "9 0.5 0.5 0.2 0.2\n"), "unknown classes"),
-            ("line-of-nan", write(FIRST_YOLO, "0 nan 0.5 0.2 0.2\n"), "0 nan 0.5"),
-            ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | not valid YAML"),
-        ],
+        ("line-of-words", write(FIRST_YOLO, "cat in the middle\n"), FIRST_YOLO),
+        ("line-of-an-unknown-class", write(FIRST_YOLO, "9 0.5 0.5 0.2 0.2\n"), "unknown classes"),
+        ("line-of-nan", write(FIRST_YOLO, "0 nan 0.5 0.2 0.2\n"), "0 nan 0.5"),
+        ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | not valid YAML"),
     ),
-    *data_rows(
-        "keypoint_detection", write_shares, [("keypoints-in-shares", keep, "8 of 8 | Multiply x by the width")]
-    ),
-    *data_rows("universal_segmentation", write_mask_folders, [("things-or-stuff", keep, '_classes "car" | to ""')]),
-    *data_rows(
-        "image_classification", write_first_shard, [("missing-shard", keep, "1 shards | train-00001-of-00002")]
-    ),
+    *data_rows("keypoint_detection", write_shares, ("keypoints-in-shares", keep, "8 of 8 | Multiply x by the width")),
+    *data_rows("universal_segmentation", write_mask_folders, ("things-or-stuff", keep, '_classes "car" | to ""')),
+    *data_rows("image_classification", write_first_shard, ("missing-shard", keep, "1 shards | train-00001-of-00002")),
     *data_rows(
         "zero_shot_image_classification",
         write_captions,
-        [
-            ("caption-that-is-empty", captions(""), "1.png"),
-            ("caption-that-is-null", captions(None), "1.png"),
-            ("caption-that-is-a-number", captions(7), "text"),
-            ("caption-that-is-a-mapping", captions({"en": "cat"}), "text"),
-            ("captions-of-no-image", lambda folder: (folder / "train/2.png").unlink(), "2.png"),
-        ],
+        ("caption-that-is-empty", captions(""), "1.png"),
+        ("caption-that-is-null", captions(None), "1.png"),
+        ("caption-that-is-a-number", captions(7), "text"),
+        ("caption-that-is-a-mapping", captions({"en": "cat"}), "text"),
+        ("captions-of-no-image", lambda folder: (folder / "train/2.png").unlink(), "2.png"),
     ),
 ]
 

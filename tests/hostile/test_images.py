@@ -153,7 +153,9 @@ BROKEN = FILES[:7]
 
 
 @parametrize(rows(None, OSError, BROKEN))
-def test_predictions_name_the_file_and_go_on(row: Row, saved: dict[str, Path], tmp_path: Path) -> None:
+def test_predictions_name_the_file_and_go_on_and_pipelines_refuse(
+    row: Row, saved: dict[str, Path], tmp_path: Path, pipelines: dict[str, Any]
+) -> None:
     broken, whole = row.make(tmp_path), tmp_path / "whole.png"
     picture(1).save(whole)
     before = content_of(tmp_path)
@@ -162,10 +164,6 @@ def test_predictions_name_the_file_and_go_on(row: Row, saved: dict[str, Path], t
     assert broken.name in found[broken.name]["error"]
     assert "error" not in found[whole.name]
     assert content_of(tmp_path) == before
-
-
-@parametrize(rows(None, OSError, BROKEN))
-def test_pipelines_refuse(row: Row, pipelines: dict[str, Any], tmp_path: Path) -> None:
     for pipe in pipelines.values():
         assert_refused(row._replace(call=pipe), tmp_path)
         assert_refused(row._replace(call=lambda file, pipe=pipe: pipe([file])), tmp_path)

@@ -46,87 +46,62 @@ def written(name: str, image: Image.Image) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
-MASK_ROWS = rows(
-    prepare,
-    ValueError,
-    [
-        ("mask-of-another-size", {"segmentation_maps": [MAP[:4]]}, "4 x 8 pixels | 6 x 8"),
-        ("mask-of-swapped-sides", {"segmentation_maps": [MAP.T]}, "8 x 6 pixels | same size"),
-        ("mask-of-three-bands", {"segmentation_maps": [np.zeros((6, 8, 3), int)]}, "shape (6, 8, 3)"),
-        ("mask-of-negative-classes", {"segmentation_maps": [MAP - 1]}, "number -1 | from 0"),
-        ("masks-of-other-images", {"segmentation_maps": [MAP, MAP]}, "2 entries | 1 images"),
-        ("mask-file-in-color", written("m.png", Image.new("RGB", (8, 6))), "m.png | mode 'RGB'"),
-        ("mask-file-with-alpha", written("m.png", Image.new("LA", (8, 6))), "m.png | mode 'LA'"),
-        ("instances-of-no-class", {**INSTANCES, "instance_id_to_semantic_id": {1: 0}}, "segments 3"),
-        ("negative-class", {**INSTANCES, "instance_id_to_semantic_id": {3: -1}}, "class -1 | of at least 0"),
-        ("classes-of-instances-without-a-map", {"instance_id_to_semantic_id": {1: 0}}, "without segmentation_maps"),
-        ("masks-of-shares", {"mask_labels": [MASKS * 0.5], "class_labels": [[0, 1]]}, "other than 0 and 1"),
-        ("masks-of-0-and-255", {"mask_labels": [MASKS * 255], "class_labels": [[0, 1]]}, "other than 0 and 1"),
-        ("fewer-classes-than-masks", {"mask_labels": [MASKS], "class_labels": [[0]]}, "shape (1,) | 2 entries"),
-        ("masks-without-classes", {"mask_labels": [MASKS]}, "without class_labels"),
-        ("masks-of-another-size", {"mask_labels": [MASKS[:, :3]], "class_labels": [[0, 1]]}, "3 x 8 pixels"),
-        ("masks-and-depth", {"segmentation_maps": [MAP], "depth_maps": [MAP * 1.0]}, "trained on one"),
-        ("depth-of-another-size", {"depth_maps": [np.ones((3, 8))]}, "3 x 8 pixels"),
-        ("depth-of-an-image-too-many", {"depth_maps": [np.ones((6, 8))] * 2}, "2 entries"),
-    ],
-)
-TYPE_ROWS = rows(
-    prepare,
-    TypeError,
-    [
-        ("mask-of-floats", {"segmentation_maps": [MAP * 1.0]}, "float64 | integers"),
-        ("mask-of-nan", {"segmentation_maps": [MAP * np.nan]}, "float64 | integers"),
-        ("mask-of-objects", {"segmentation_maps": [MAP.astype(object)]}, "dtype object"),
-        ("mask-of-texts", {"segmentation_maps": [np.full((6, 8), "sky")]}, "which is not supported"),
-        ("mask-that-is-none", {"segmentation_maps": [None]}, "NoneType"),
-        ("mask-as-nested-lists", {"segmentation_maps": [MAP.tolist()]}, "of type list | np.array"),
-        ("depth-in-whole-numbers", {"depth_maps": [MAP]}, "unit is unknown | 1000 for millimeters"),
-        ("classes-of-masks-as-names", {"mask_labels": [MASKS], "class_labels": [["cat", "dog"]]}, "cat | label2id"),
-        ("classes-of-boxes-as-shares", {"boxes": [[BOX]], "class_labels": [[0.5]]}, "float32 | integers"),
-    ],
-)
-BOX_ROWS = rows(
-    prepare,
-    ValueError,
-    [
-        ("box-of-negative-size", {"boxes": [[[4, 5, 1, 1]]], "class_labels": [[0]]}, "right >= left"),
-        ("box-of-nan", {"boxes": [[[1, 1, np.nan, 5]]], "class_labels": [[0]]}, "nan | finite"),
-        ("box-of-infinite-size", {"boxes": [[[1, 1, np.inf, 5]]], "class_labels": [[0]]}, "inf | finite"),
-        ("box-of-five-numbers", {"boxes": [[[1, 1, 4, 5, 0]]], "class_labels": [[0]]}, "shape (1, 5) | (N, 4)"),
-        ("box-of-names", {"boxes": [[["a", "b", "c", "d"]]], "class_labels": [[0]]}, "four numbers"),
-        ("boxes-of-uneven-length", {"boxes": [[BOX, [1, 1]]], "class_labels": [[0, 0]]}, "four numbers"),
-        ("boxes-of-other-images", {"boxes": [[BOX], [BOX]], "class_labels": [[0], [0]]}, "2 entries | 1 images"),
-        ("boxes-without-classes", {"boxes": [[BOX]]}, "without class_labels"),
-        ("classes-without-boxes", {"class_labels": [[0]]}, "without mask_labels or boxes"),
-        ("boxes-of-a-negative-class", {"boxes": [[BOX]], "class_labels": [[-2]]}, "number -2"),
-        ("more-classes-than-boxes", {"boxes": [[BOX]], "class_labels": [[0, 1]]}, "shape (2,) | 1 entries"),
-        ("annotations-of-no-form", {"annotations": [{"annotations": [{"box": BOX}]}]}, "annotations[0]"),
-        ("annotation-of-a-negative-size", {"annotations": [NEGATIVE]}, "annotations[0] | -4"),
-        ("crop-of-no-area", {"object_boxes": [[[2, 2, 2, 5]]]}, "no area"),
-        ("crop-outside-of-the-image", {"object_boxes": [[[90, 90, 99, 99]]]}, "outside of its image"),
-        ("crop-of-nan", {"object_boxes": [[[np.nan, 1, 2, 5]]]}, "nan | finite"),
-    ],
-)
-KEYPOINT_ROWS = rows(
-    prepare,
-    ValueError,
-    [
-        ("keypoints-of-two-numbers", {"object_boxes": [[BOX]], "keypoints": [[POSE[:, :2]]]}, "(N, K, 3)"),
-        ("keypoint-of-nan", {"object_boxes": [[BOX]], "keypoints": [[with_value(POSE, np.nan)]]}, "finite x, y"),
-        ("visibility-of-7", {"object_boxes": [[BOX]], "keypoints": [[[[1, 2, 7], [3, 2, 1]]]]}, "7.0 | visibility of"),
-        ("more-poses-than-boxes", {"object_boxes": [[BOX]], "keypoints": [[POSE, POSE]]}, "1 objects"),
-        ("objects-of-other-keypoints", {"object_boxes": [[BOX, BOX]], "keypoints": [UNEVEN]}, "keypoints[0]"),
-        ("poses-of-other-images", {"object_boxes": [[BOX]], "keypoints": [[POSE], [POSE]]}, "2 entries | 1 images"),
-        ("keypoints-beside-a-mask", {"keypoints": [[POSE]], "segmentation_maps": [MAP]}, "trained on one"),
-    ],
-)
-
-
-@parametrize([*MASK_ROWS, *TYPE_ROWS, *BOX_ROWS, *KEYPOINT_ROWS])
-def test_the_image_processor_refuses(row: Row, tmp_path: Path) -> None:
-    assert_refused(row, tmp_path)
-
-
+VALUES = [
+    ("mask-of-another-size", {"segmentation_maps": [MAP[:4]]}, "4 x 8 pixels | 6 x 8"),
+    ("mask-of-swapped-sides", {"segmentation_maps": [MAP.T]}, "8 x 6 pixels | same size"),
+    ("mask-of-three-bands", {"segmentation_maps": [np.zeros((6, 8, 3), int)]}, "shape (6, 8, 3)"),
+    ("mask-of-negative-classes", {"segmentation_maps": [MAP - 1]}, "number -1 | from 0"),
+    ("masks-of-other-images", {"segmentation_maps": [MAP, MAP]}, "2 entries | 1 images"),
+    ("mask-file-in-color", written("m.png", Image.new("RGB", (8, 6))), "m.png | mode 'RGB'"),
+    ("mask-file-with-alpha", written("m.png", Image.new("LA", (8, 6))), "m.png | mode 'LA'"),
+    ("instances-of-no-class", {**INSTANCES, "instance_id_to_semantic_id": {1: 0}}, "segments 3"),
+    ("negative-class", {**INSTANCES, "instance_id_to_semantic_id": {3: -1}}, "class -1 | of at least 0"),
+    ("classes-of-instances-without-a-map", {"instance_id_to_semantic_id": {1: 0}}, "without segmentation_maps"),
+    ("masks-of-shares", {"mask_labels": [MASKS * 0.5], "class_labels": [[0, 1]]}, "other than 0 and 1"),
+    ("masks-of-0-and-255", {"mask_labels": [MASKS * 255], "class_labels": [[0, 1]]}, "other than 0 and 1"),
+    ("fewer-classes-than-masks", {"mask_labels": [MASKS], "class_labels": [[0]]}, "shape (1,) | 2 entries"),
+    ("masks-without-classes", {"mask_labels": [MASKS]}, "without class_labels"),
+    ("masks-of-another-size", {"mask_labels": [MASKS[:, :3]], "class_labels": [[0, 1]]}, "3 x 8 pixels"),
+    ("masks-and-depth", {"segmentation_maps": [MAP], "depth_maps": [MAP * 1.0]}, "trained on one"),
+    ("depth-of-another-size", {"depth_maps": [np.ones((3, 8))]}, "3 x 8 pixels"),
+    ("depth-of-an-image-too-many", {"depth_maps": [np.ones((6, 8))] * 2}, "2 entries"),
+]
+TYPES = [
+    ("mask-of-floats", {"segmentation_maps": [MAP * 1.0]}, "float64 | integers"),
+    ("mask-of-nan", {"segmentation_maps": [MAP * np.nan]}, "float64 | integers"),
+    ("mask-of-objects", {"segmentation_maps": [MAP.astype(object)]}, "dtype object"),
+    ("mask-of-texts", {"segmentation_maps": [np.full((6, 8), "sky")]}, "which is not supported"),
+    ("mask-that-is-none", {"segmentation_maps": [None]}, "NoneType"),
+    ("mask-as-nested-lists", {"segmentation_maps": [MAP.tolist()]}, "of type list | np.array"),
+    ("depth-in-whole-numbers", {"depth_maps": [MAP]}, "unit is unknown | 1000 for millimeters"),
+    ("classes-of-masks-as-names", {"mask_labels": [MASKS], "class_labels": [["cat", "dog"]]}, "cat | label2id"),
+    ("classes-of-boxes-as-shares", {"boxes": [[BOX]], "class_labels": [[0.5]]}, "float32 | integers"),
+]
+VALUES += [
+    ("box-of-negative-size", {"boxes": [[[4, 5, 1, 1]]], "class_labels": [[0]]}, "right >= left"),
+    ("box-of-nan", {"boxes": [[[1, 1, np.nan, 5]]], "class_labels": [[0]]}, "nan | finite"),
+    ("box-of-infinite-size", {"boxes": [[[1, 1, np.inf, 5]]], "class_labels": [[0]]}, "inf | finite"),
+    ("box-of-five-numbers", {"boxes": [[[1, 1, 4, 5, 0]]], "class_labels": [[0]]}, "shape (1, 5) | (N, 4)"),
+    ("box-of-names", {"boxes": [[["a", "b", "c", "d"]]], "class_labels": [[0]]}, "four numbers"),
+    ("boxes-of-uneven-length", {"boxes": [[BOX, [1, 1]]], "class_labels": [[0, 0]]}, "four numbers"),
+    ("boxes-of-other-images", {"boxes": [[BOX], [BOX]], "class_labels": [[0], [0]]}, "2 entries | 1 images"),
+    ("boxes-without-classes", {"boxes": [[BOX]]}, "without class_labels"),
+    ("classes-without-boxes", {"class_labels": [[0]]}, "without mask_labels or boxes"),
+    ("boxes-of-a-negative-class", {"boxes": [[BOX]], "class_labels": [[-2]]}, "number -2"),
+    ("more-classes-than-boxes", {"boxes": [[BOX]], "class_labels": [[0, 1]]}, "shape (2,) | 1 entries"),
+    ("annotations-of-no-form", {"annotations": [{"annotations": [{"box": BOX}]}]}, "annotations[0]"),
+    ("annotation-of-a-negative-size", {"annotations": [NEGATIVE]}, "annotations[0] | -4"),
+    ("crop-of-no-area", {"object_boxes": [[[2, 2, 2, 5]]]}, "no area"),
+    ("crop-outside-of-the-image", {"object_boxes": [[[90, 90, 99, 99]]]}, "outside of its image"),
+    ("crop-of-nan", {"object_boxes": [[[np.nan, 1, 2, 5]]]}, "nan | finite"),
+    ("keypoints-of-two-numbers", {"object_boxes": [[BOX]], "keypoints": [[POSE[:, :2]]]}, "(N, K, 3)"),
+    ("keypoint-of-nan", {"object_boxes": [[BOX]], "keypoints": [[with_value(POSE, np.nan)]]}, "finite x, y"),
+    ("visibility-of-7", {"object_boxes": [[BOX]], "keypoints": [[[[1, 2, 7], [3, 2, 1]]]]}, "7.0 | visibility of"),
+    ("more-poses-than-boxes", {"object_boxes": [[BOX]], "keypoints": [[POSE, POSE]]}, "1 objects"),
+    ("objects-of-other-keypoints", {"object_boxes": [[BOX, BOX]], "keypoints": [UNEVEN]}, "keypoints[0]"),
+    ("poses-of-other-images", {"object_boxes": [[BOX]], "keypoints": [[POSE], [POSE]]}, "2 entries | 1 images"),
+    ("keypoints-beside-a-mask", {"keypoints": [[POSE]], "segmentation_maps": [MAP]}, "trained on one"),
+]
 CLASSES = {kind.__name__.removeprefix("HfViTFor"): kind for kind in MODEL_CLASSES}
 
 
@@ -145,8 +120,10 @@ def train(task: str) -> Callable[[dict[str, Any]], Any]:
     return call
 
 
-def labeled(*table: tuple[str, Any, str]) -> list[tuple[str, Any, str]]:
-    return [(name, {"labels": labels}, words) for name, labels, words in table]
+def of_model(task: str, *table: tuple[str, Any, str]) -> list[Row]:
+    """Return test cases of a model. Inputs are labels, or dictionaries of all targets."""
+    given = [(name, value if isinstance(value, dict) else {"labels": value}, words) for name, value, words in table]
+    return rows(train(task), ValueError, given)
 
 
 def objects(classes: list[int], boxes: list[list[float]]) -> list[dict[str, torch.Tensor]]:
@@ -156,71 +133,53 @@ def objects(classes: list[int], boxes: list[list[float]]) -> list[dict[str, torc
 
 WHOLE, NINE = torch.ones(1, 32, 32), torch.tensor([9])
 MODEL_ROWS = [
-    *rows(
-        train("ImageClassification"),
-        ValueError,
-        labeled(
-            ("class-out-of-range", torch.tensor([0, 5]), "Label 5 | 0 to 4"),
-            ("negative-class", torch.tensor([0, -1]), "Label -1"),
-            ("class-as-truth", torch.tensor([True, False]), "not bool"),
-            ("classes-in-a-row-too-many", torch.tensor([[0, 1]]), "must be (batch,) = (2,)"),
-            ("classes-of-fewer-images", torch.tensor([0]), "(2,)"),
-            ("floats-of-unknown-meaning", torch.zeros(2, 5), "problem_type"),
-        ),
+    *of_model(
+        "ImageClassification",
+        ("class-out-of-range", torch.tensor([0, 5]), "Label 5 | 0 to 4"),
+        ("label-below-0", torch.tensor([0, -1]), "Label -1"),
+        ("class-as-truth", torch.tensor([True, False]), "not bool"),
+        ("classes-in-a-row-too-many", torch.tensor([[0, 1]]), "must be (batch,) = (2,)"),
+        ("classes-of-fewer-images", torch.tensor([0]), "(2,)"),
+        ("floats-of-unknown-meaning", torch.zeros(2, 5), "problem_type"),
     ),
-    *rows(
-        train("SemanticSegmentation"),
-        ValueError,
-        labeled(
-            ("map-out-of-range", torch.full((2, 32, 32), 9), "9"),
-            ("map-of-floats", torch.zeros(2, 32, 32), "float32"),
-            ("map-of-one-dimension-too-many", torch.zeros(2, 1, 32, 32, dtype=torch.int64), "(2, 1, 32, 32)"),
-            ("map-of-fewer-images", torch.zeros(1, 32, 32, dtype=torch.int64), "(1, 32, 32)"),
-        ),
+    *of_model(
+        "SemanticSegmentation",
+        ("map-out-of-range", torch.full((2, 32, 32), 9), "9"),
+        ("map-of-floats", torch.zeros(2, 32, 32), "float32"),
+        ("map-of-one-dimension-too-many", torch.zeros(2, 1, 32, 32, dtype=torch.int64), "(2, 1, 32, 32)"),
+        ("map-of-fewer-images", torch.zeros(1, 32, 32, dtype=torch.int64), "(1, 32, 32)"),
     ),
-    *rows(
-        train("DepthEstimation"),
-        ValueError,
-        labeled(
-            ("depth-of-integers", torch.ones(2, 32, 32, dtype=torch.int64), "int64 | meters"),
-            ("depth-of-fewer-images", torch.ones(1, 32, 32), "(1, 32, 32)"),
-            ("depth-of-three-channels", torch.ones(2, 3, 32, 32), "(2, 3, 32, 32)"),
-        ),
+    *of_model(
+        "DepthEstimation",
+        ("depth-of-integers", torch.ones(2, 32, 32, dtype=torch.int64), "int64 | meters"),
+        ("depth-of-fewer-images", torch.ones(1, 32, 32), "(1, 32, 32)"),
+        ("depth-of-three-channels", torch.ones(2, 3, 32, 32), "(2, 3, 32, 32)"),
     ),
-    *rows(
-        train("ObjectDetection"),
-        ValueError,
-        labeled(
-            ("object-of-an-unknown-class", objects([7], [[0.5, 0.5, 0.2, 0.2]]), "Class 7 | 0 to 4"),
-            ("object-in-pixels", objects([1], [[16.0, 16.0, 8.0, 8.0]]), "16.0 | relative to the image"),
-            ("object-of-nan", objects([1], [[float("nan"), 0.5, 0.2, 0.2]]), "nan | in [0, 1]"),
-            ("object-of-a-negative-size", objects([1], [[0.5, 0.5, -0.2, 0.2]]), "-0.2"),
-            ("objects-of-fewer-images", objects([1], [[0.5, 0.5, 0.2, 0.2]])[:1], "2 images"),
-            ("objects-of-more-classes-than-boxes", objects([1, 2], [[0.5, 0.5, 0.2, 0.2]]), "(2,) and (1, 4)"),
-            ("objects-that-are-a-tensor", torch.zeros(2, 4), "list with a dictionary"),
-        ),
+    *of_model(
+        "ObjectDetection",
+        ("object-of-an-unknown-class", objects([7], [[0.5, 0.5, 0.2, 0.2]]), "Class 7 | 0 to 4"),
+        ("object-in-pixels", objects([1], [[16.0, 16.0, 8.0, 8.0]]), "16.0 | relative to the image"),
+        ("object-of-nan", objects([1], [[float("nan"), 0.5, 0.2, 0.2]]), "nan | in [0, 1]"),
+        ("object-of-a-negative-size", objects([1], [[0.5, 0.5, -0.2, 0.2]]), "-0.2"),
+        ("objects-of-fewer-images", objects([1], [[0.5, 0.5, 0.2, 0.2]])[:1], "2 images"),
+        ("objects-of-more-classes-than-boxes", objects([1, 2], [[0.5, 0.5, 0.2, 0.2]]), "(2,) and (1, 4)"),
+        ("objects-that-are-a-tensor", torch.zeros(2, 4), "list with a dictionary"),
     ),
-    *rows(
-        train("KeypointDetection"),
-        ValueError,
-        labeled(
-            ("keypoints-too-many", torch.zeros(2, 9, 3), "(2, 9, 3)"),
-            ("keypoints-without-visibility", torch.zeros(2, 5, 2), "(2, 5, 2)"),
-            ("keypoints-of-nan", torch.full((2, 5, 3), float("nan")), "nan"),
-        ),
+    *of_model(
+        "KeypointDetection",
+        ("keypoints-too-many", torch.zeros(2, 9, 3), "(2, 9, 3)"),
+        ("keypoints-without-visibility", torch.zeros(2, 5, 2), "(2, 5, 2)"),
+        ("keypoints-of-nan", torch.full((2, 5, 3), float("nan")), "nan"),
     ),
-    *rows(
-        train("UniversalSegmentation"),
-        ValueError,
-        [
-            ("segments-without-classes", {"mask_labels": [WHOLE] * 2}, "class_labels"),
-            ("segments-of-an-unknown-class", {"mask_labels": [WHOLE] * 2, "class_labels": [NINE] * 2}, "9"),
-            ("segments-of-fewer-images", {"mask_labels": [WHOLE], "class_labels": [NINE - 9]}, "2 images"),
-        ],
+    *of_model(
+        "UniversalSegmentation",
+        ("segments-without-classes", {"mask_labels": [WHOLE] * 2}, "class_labels"),
+        ("segments-of-an-unknown-class", {"mask_labels": [WHOLE] * 2, "class_labels": [NINE] * 2}, "9"),
+        ("segments-of-fewer-images", {"mask_labels": [WHOLE], "class_labels": [NINE - 9]}, "2 images"),
     ),
 ]
 
 
-@parametrize(MODEL_ROWS)
-def test_a_model_refuses(row: Row, tmp_path: Path) -> None:
+@parametrize([*rows(prepare, ValueError, VALUES), *rows(prepare, TypeError, TYPES), *MODEL_ROWS])
+def test_image_processors_and_models_refuse(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)

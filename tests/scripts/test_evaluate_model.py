@@ -31,20 +31,14 @@ PUBLISHED = {
 }
 
 
-def test_the_class_of_a_saved_or_published_model_tells_its_task(tmp_path: Path) -> None:
+def test_the_task_comes_from_the_class_of_the_model_the_recipe_or_the_user(tmp_path: Path) -> None:
     ours = {task_class.model_class.__name__: task for task, task_class in TASKS.items()}
     for architecture, task in {**ours, **PUBLISHED}.items():
         assert task_of_model(config_of(tmp_path, architecture)) == task
-
-
-def test_what_names_no_class_is_a_classifier_or_what_the_user_gives(tmp_path: Path) -> None:
     (tmp_path / "vit.pth").write_bytes(b"")
     for model in (config_of(tmp_path / "timm"), str(tmp_path / "vit.pth")):
         assert task_of_model(model) == "image-classification"
         assert find_task({"model_name_or_path": model, "task": "depth-estimation"}) is TASKS["depth-estimation"]
-
-
-def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
     config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
     (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: {tmp_path / 'rooms'}\neval_crop: eigen")
     assert find_task(with_recipe({"recipe": tmp_path / "recipe.yaml"})) is TASKS["depth-estimation"]

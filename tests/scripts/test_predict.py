@@ -119,20 +119,26 @@ def test_bad_files_are_named_and_the_others_predicted(
     assert not (tmp_path / "alone.jpg").exists()
 
 
-def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: Path) -> None:
+def test_images_are_found_in_order_and_opened_upright_with_their_stored_colors_or_refused(tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
     for name in ("b.PNG", "a.jpg", "notes.txt", "deeper/c.webp"):
         (tmp_path / name).touch()
     assert [path.name for path in find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
-
-
-def test_opened_images_are_upright_and_transparent_pixels_show_the_stored_color(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # EXIF orientation: camera rotated by 90 degrees
     Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (20, 40)
     Image.new("RGBA", (4, 4), (7, 8, 9, 0)).save(tmp_path / "clear.png")
     assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # training reads the same color
+
+    for dtype, value in ((np.float32, 256), (np.float32, 0.5), (np.float32, np.nan), (np.int32, 256), (np.int32, -1)):
+        pixels = np.zeros((2, 2), dtype)
+        pixels[1, 0] = value
+        Image.fromarray(pixels).save(tmp_path / "image.tiff")
+        with pytest.raises(ValueError, match="Scale"):
+            read_image(tmp_path / "image.tiff", num_channels=3)
+        with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it .* has mode .* 8 bits"):
+            open_image(tmp_path / "image.tiff")
 
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -164,17 +170,6 @@ def test_opened_images_have_the_pixels_of_the_image_processor(kind: str, tmp_pat
     assert np.array_equal(ours, theirs)
 
 
-def test_values_that_8_bits_do_not_hold_are_refused(tmp_path: Path) -> None:
-    for dtype, value in ((np.float32, 256), (np.float32, 0.5), (np.float32, np.nan), (np.int32, 256), (np.int32, -1)):
-        pixels = np.zeros((2, 2), dtype)
-        pixels[1, 0] = value
-        Image.fromarray(pixels).save(tmp_path / "image.tiff")
-        with pytest.raises(ValueError, match="Scale"):
-            read_image(tmp_path / "image.tiff", num_channels=3)
-        with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it .* has mode .* 8 bits"):
-            open_image(tmp_path / "image.tiff")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -194,7 +189,9 @@ def test_mistakes_are_explained(
     assert message in str(stopped.value.code) + capsys.readouterr().err
 
 
-def test_broken_files_keep_their_place_among_many(saved: Path, tmp_path: Path) -> None:
+def test_files_are_opened_once_and_broken_ones_keep_their_place(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [Path(file) for file in write_images(tmp_path / "photos", 12)]
     broken = [files[index] for index in (0, 4, 5, 11)]
     for file in broken:
@@ -203,8 +200,6 @@ def test_broken_files_keep_their_place_among_many(saved: Path, tmp_path: Path) -
     assert [line["file"] for line in lines] == list(map(str, files))
     assert [Path(line["file"]) for line in lines if "error" in line] == broken
 
-
-def test_files_are_opened_once_by_the_pipeline(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, opened = write_images(tmp_path / "photos", 3), list[str]()
     open_stream = image_inputs._open_stream
 

@@ -156,13 +156,24 @@ def test_relative_depth_is_no_millimeters(workplace: Path, tmp_path: Path, capsy
         assert np.median(np.load(line["written"][0])) == pytest.approx(line["median"], abs=1e-3)
 
 
-def test_depth_beyond_16_bits_is_unknown_in_millimeters(tmp_path: Path) -> None:
+def test_depth_files_and_pictures_of_depth(tmp_path: Path) -> None:
     depth = torch.tensor([[65.535, 65.537], [0.0, 1.0]])
     files = {ending: tmp_path / f"x{ending}" for ending in METRIC_DEPTH.files}
     for ending, write in METRIC_DEPTH.files.items():
         write(Image.new("RGB", (2, 2)), {"predicted_depth": depth}, small_config(), files[ending])
     assert np.asarray(Image.open(files["_depth.png"])).tolist() == [[65535, 0], [0, 1000]]
     assert np.array_equal(np.load(files["_depth.npy"]), depth)
+
+    depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the smallest depth is at the left
+    for writer, is_left_near in ((METRIC_DEPTH, True), (RELATIVE_DEPTH, False)):
+        picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
+        pixels = np.asarray(picture, dtype=int)
+        bright, dark = (
+            np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1])
+            for color in ((253, 231, 36), (68, 1, 84))
+        )
+        assert abs(bright - dark) > 100
+        assert (bright < dark) == is_left_near
 
 
 def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,16 +216,3 @@ def test_segments_are_laid_over_the_image_with_outlines() -> None:
         has_edge = (segment > 200).all(axis=-1).sum() > 200
         assert has_edge == (task == "Segmentation")
         assert picture[rows.min() - 10, columns.min() - 10].tolist() == [outside] * 3
-
-
-def test_what_is_near_is_bright() -> None:
-    depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the smallest depth is at the left
-    for writer, is_left_near in ((METRIC_DEPTH, True), (RELATIVE_DEPTH, False)):
-        picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
-        pixels = np.asarray(picture, dtype=int)
-        bright, dark = (
-            np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1])
-            for color in ((253, 231, 36), (68, 1, 84))
-        )
-        assert abs(bright - dark) > 100
-        assert (bright < dark) == is_left_near

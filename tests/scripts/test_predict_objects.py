@@ -146,7 +146,7 @@ def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path) -> N
             cli.main(["predict", str(workplace / model), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
 
 
-def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
+def test_boxes_and_keypoints_are_drawn_with_names_scores_and_skeleton(workplace: Path) -> None:
     config = HfViTConfig.from_pretrained(workplace / "objects")
     box = dict(zip(CORNERS, (10, 8, 30, 18), strict=True))
     answer = [{"label": "LABEL_3", "score": 0.5, "box": box}]
@@ -159,8 +159,6 @@ def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
     assert max(above)[1] == color  # background of the class name
     assert len(above) > 2
 
-
-def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
     config = HfViTConfig.from_pretrained(workplace / "pose")
     places = {"nose": [10, 10], "left eye": [30, 10], "right eye": [10, 3]}
     pose = {

@@ -16,7 +16,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_a_part_reports_its_tables_and_ends_at_the_first_command_that_fails(
+def test_a_part_reports_its_tables_and_ends_with_an_error_or_at_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "carried.py").touch()
@@ -29,8 +29,6 @@ def test_a_part_reports_its_tables_and_ends_at_the_first_command_that_fails(
     assert "exited with code 3" in result.error
     assert run_part("table", Part("Table", [table]), tmp_path, seconds=60).error is None
 
-
-def test_a_part_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:
     sleeper = "import time, pathlib; time.sleep(4); pathlib.Path('late').write_text('')"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
     result = run_part("slow", Part("Slow", [python(nested)]), tmp_path, seconds=1.5)
@@ -97,15 +95,9 @@ def test_a_run_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureF
     assert "## ViT-B/16, eager (`speed_base`)\n\nNot run." in report
 
 
-def test_what_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="unknown or need data: cifar10"):
-        prove_on_gpu.main(["--device", "cpu", "--parts", "cifar10"])
-    with pytest.raises(SystemExit, match="No GPU"):
-        prove_on_gpu.main([])
-
-
-def test_parts_have_the_folders_that_are_given(tmp_path: Path) -> None:
+def test_parts_have_the_given_folders_and_what_cannot_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--dataset_name", "cifar", "--depth_estimation", "rooms", "--output_dir", str(tmp_path)]
     parts = prove_on_gpu.all_parts(prove_on_gpu.parse(words))
     assert {"kernels", "speed_base", "cifar10", "mae", "regularization", "depth_estimation"} <= set(parts)
@@ -115,3 +107,8 @@ def test_parts_have_the_folders_that_are_given(tmp_path: Path) -> None:
         folders = [command[command.index("--output_dir") + 1] for command in parts[name].commands]
         assert all(Path(folder).parent == tmp_path / name for folder in folders)
     assert parts["depth_estimation"].commands[0][3:6] == ["train", "depth-estimation", "rooms"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="unknown or need data: cifar10"):
+        prove_on_gpu.main(["--device", "cpu", "--parts", "cifar10"])
+    with pytest.raises(SystemExit, match="No GPU"):
+        prove_on_gpu.main([])

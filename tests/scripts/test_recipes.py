@@ -50,9 +50,17 @@ def test_the_options_of_a_recipe_are_valid_and_its_header_names_score_and_card(f
     assert figures_of(header["score"]) <= figures_of(text)
 
 
-def test_cards_name_recipes_that_are_there() -> None:
+def test_cards_and_the_table_of_recipes_name_existing_recipes_with_their_scores() -> None:
     cards = "".join(file.read_text() for file in (ROOT / "model_cards").glob("*.md"))
     assert set() < set(re.findall(r"scripts/recipes/([\w-]+\.yaml)", cards)) <= {file.name for file in RECIPES}
+    rows = rows_of(ROOT / "scripts" / "recipes" / "README.md", "recipe", "score")
+    families = [re.findall(r"`([\w-]+)`", row["recipe"]) for row in rows]
+    named = [[name if name[0] != "-" else names[0][: -len(name)] + name for name in names] for names in families]
+    assert {name for names in named for name in names} == {file.stem for file in RECIPES}
+    for row, names in zip(rows, named, strict=True):
+        scores = [header_of(ROOT / "scripts" / "recipes" / f"{name}.yaml")["score"] for name in names]
+        assert figures_of(row["score"]) <= figures_of(" ".join(scores))
+        assert ("not run" in row["score"]) == all(score.startswith("not run") for score in scores)
 
 
 def rows_of(file: Path, *columns: str) -> list[dict[str, str]]:
@@ -74,14 +82,3 @@ def test_scores_stand_beside_what_is_reached_without_images_as_in_the_cards() ->
             assert score
             assert baseline
             assert score | baseline | peer <= figures_of((file.parent / card).read_text())
-
-
-def test_the_table_of_recipes_has_the_scores_of_their_headers() -> None:
-    rows = rows_of(ROOT / "scripts" / "recipes" / "README.md", "recipe", "score")
-    families = [re.findall(r"`([\w-]+)`", row["recipe"]) for row in rows]
-    named = [[name if name[0] != "-" else names[0][: -len(name)] + name for name in names] for names in families]
-    assert {name for names in named for name in names} == {file.stem for file in RECIPES}
-    for row, names in zip(rows, named, strict=True):
-        scores = [header_of(ROOT / "scripts" / "recipes" / f"{name}.yaml")["score"] for name in names]
-        assert figures_of(row["score"]) <= figures_of(" ".join(scores))
-        assert ("not run" in row["score"]) == all(score.startswith("not run") for score in scores)

@@ -66,7 +66,9 @@ def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, mo
     assert counts == [1]  # "copy.png" has the content of an indexed image
 
 
-def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_images_are_skipped_all_pages_written_and_errors_raised_first(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (place / "photos" / "broken.png").write_bytes(b"no image")
     assert len(search_images(str(place / "model"), place / "photos", "red")) == 3
     assert "broken.png, which cannot be read" in caplog.text
@@ -75,8 +77,6 @@ def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, cap
     with pytest.raises(ValueError, match=r"trained for another task|no tokenizer"):
         search_images(str(place / "classes"), place / "photos", "red")
 
-
-def test_all_pages_are_written_and_an_unknown_suffix_is_refused_first(place: Path) -> None:
     for number in range(200):
         Image.new("RGB", (40, 50), (number, 0, 0)).save(place / "photos" / f"{number}.png")
     search_images(str(place / "model"), place / "photos", "red", top_k=203, picture=place / "found.png")

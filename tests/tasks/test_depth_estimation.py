@@ -56,16 +56,13 @@ def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None
     torch.testing.assert_close(relative.naive_baseline(depths)[1](depths[0]), 1 / mean)
 
 
-def test_the_naive_baseline_learns_of_a_few_images_at_most(scenes: Path, tmp_path: Path) -> None:
+def test_options_set_the_metric_and_the_baseline_uses_few_images(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     train, scored = trainer.train_dataset.dataset, trainer.eval_dataset
     whole = score_naive_baseline(trainer, train, scored)
     name, scores = score_naive_baseline(trainer, train, scored, most=2)
     assert name == f"{whole[0]} (of 2 training images)"
     assert scores == score_naive_baseline(trainer, train.select([0, len(train) - 1]), scored)[1] != whole[1]
-
-
-def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp_path: Path) -> None:
     options = ["--eval_crop", "garg", "--eval_alignment", "median", "--min_eval_depth", "1", "--max_eval_depth", "5"]
     metric = make_trainer(TASK, scenes, tmp_path, *options).evaluator.metric
     assert (metric.crop, metric.alignment, metric.min_depth, metric.max_depth) == ("garg", "median", 1, 5)
@@ -128,7 +125,9 @@ def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() ->
         assert choose_max_depth(depths) == expected
 
 
-def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_path: Path) -> None:
+def test_the_range_of_streets_is_chosen_printed_and_in_the_card_or_set_by_the_format(
+    streets: Path, tmp_path: Path
+) -> None:
     reports: list[str] = []
     arguments = arguments_of(TASK, streets, tmp_path / "out", "--depth_scale", "256", *A_FEW_STEPS)
     run(ALL_TASKS[TASK], arguments, None, report=reports.append)
@@ -142,13 +141,10 @@ def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_p
     assert (trainer.model.options.max_depth, trainer.evaluator.metric.max_depth) == (80, 80)
     options = ["--depth_scale", "256", *config_of({"max_depth": 70})]
     assert make_trainer(TASK, streets, tmp_path / "given", *options).model.options.max_depth == 70
-
-
-def test_a_depth_format_sets_units_range_and_crop(streets: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(TASK, streets, tmp_path / "out", "--depth_format", "kitti")
+    trainer = make_trainer(TASK, streets, tmp_path / "kitti", "--depth_format", "kitti")
     metric = trainer.evaluator.metric
     assert (trainer.model.options.max_depth, metric.max_depth, metric.crop) == (80, 80, "garg")
-    metric = make_trainer(TASK, streets, tmp_path / "given", "--depth_format", "kitti", "--max_eval_depth", "50")
+    metric = make_trainer(TASK, streets, tmp_path / "kitti", "--depth_format", "kitti", "--max_eval_depth", "50")
     assert (metric.model.options.max_depth, metric.evaluator.metric.max_depth) == (50, 50)
 
 

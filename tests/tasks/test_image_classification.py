@@ -77,14 +77,17 @@ def test_missing_weights_are_reported_once_and_a_saved_model_attends_as_it_is_to
     assert model.config._attn_implementation == "eager"
 
 
-def test_a_new_model_has_the_labels_and_the_size_asked_for() -> None:
+def test_a_new_model_has_the_given_labels_and_the_size_of_its_processor() -> None:
     model, processor = load_classifier(TaskArguments(dataset_name="data", image_size=32, config_overrides=TINY), NAMES)
     assert model.config.id2label == dict(enumerate(NAMES))
     assert model.config.label2id == {"cat": 0, "dog": 1, "fox": 2}
     assert (model.config.hidden_size, input_size(processor)) == (16, (32, 32))
+    assert input_size(HfViTImageProcessor(size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)) == (56, 56)
+    with pytest.raises(ValueError, match=r"do not form a batch.*--image_size 224"):
+        input_size(HfViTImageProcessor(size={"shortest_edge": 64}))
 
 
-def test_a_saved_model_keeps_its_classifier_for_the_same_classes(
+def test_a_saved_model_keeps_its_classifier_for_the_same_classes_only_and_sees_other_sizes(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
@@ -95,10 +98,6 @@ def test_a_saved_model_keeps_its_classifier_for_the_same_classes(
     tuned, _ = load_classifier(arguments_of(folder), NAMES)
     assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
 
-
-def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_another_size(
-    saved: tuple[Path, HfViTForImageClassification],
-) -> None:
     folder, expected = saved
     for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # classes that differ in number or order from the saved ones
         arguments = arguments_of(folder, image_size=48, config_overrides={"drop_path_rate": 0.1})
@@ -110,6 +109,16 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
+
+    folder, model = saved
+    with pytest.raises(ValueError, match="height 20 is not a multiple of the patch height 8"):
+        load_classifier(arguments_of(folder, image_size=20), NAMES)
+    misfit = r"do not fit: .* is \(1, 1, 16\) in the checkpoint and \(1, 1, 32\) in the model"
+    with pytest.raises(ValueError, match=misfit):
+        load_classifier(arguments_of(folder, config_overrides={"hidden_size": 32}), NAMES)
+    HfViTImageProcessor(size=39).save_pretrained(folder)
+    tuned, processor = load_classifier(arguments_of(folder), NAMES)
+    assert (tuned.config.image_size, input_size(processor)) == (model.config.image_size, (32, 32))
 
 
 def test_model_and_image_processor_take_the_same_size_and_channels(
@@ -124,20 +133,6 @@ def test_model_and_image_processor_take_the_same_size_and_channels(
     model, processor = load_classifier(arguments_of(folder, config_overrides={"num_channels": 1}), NAMES)
     images = processor(torch.zeros(40, 40, 3, dtype=torch.uint8).numpy(), return_tensors="pt").pixel_values
     assert model.eval()(images).logits.shape == (1, 3)
-
-
-def test_a_saved_model_sees_whole_patches_and_keeps_its_shapes(
-    saved: tuple[Path, HfViTForImageClassification],
-) -> None:
-    folder, model = saved
-    with pytest.raises(ValueError, match="height 20 is not a multiple of the patch height 8"):
-        load_classifier(arguments_of(folder, image_size=20), NAMES)
-    misfit = r"do not fit: .* is \(1, 1, 16\) in the checkpoint and \(1, 1, 32\) in the model"
-    with pytest.raises(ValueError, match=misfit):
-        load_classifier(arguments_of(folder, config_overrides={"hidden_size": 32}), NAMES)
-    HfViTImageProcessor(size=39).save_pretrained(folder)
-    tuned, processor = load_classifier(arguments_of(folder), NAMES)
-    assert (tuned.config.image_size, input_size(processor)) == (model.config.image_size, (32, 32))
 
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
@@ -221,12 +216,6 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
         call_command("evaluate", arguments)
 
 
-def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
-    assert input_size(HfViTImageProcessor(size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)) == (56, 56)
-    with pytest.raises(ValueError, match=r"do not form a batch.*--image_size 224"):
-        input_size(HfViTImageProcessor(size={"shortest_edge": 64}))
-
-
 def test_too_few_images_are_refused(args: HfViTTrainingArguments) -> None:
     options = TaskArguments(dataset_name="data", preset="mnist", config_overrides={**TINY, "patch_size": 4})
     model, processor = load_classifier(options, list("0123456789"))
@@ -256,7 +245,9 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
         checkpoint_to_resume(args)
 
 
-def test_training_explains_mistakes(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_evaluation_explain_mistakes(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, saved: tuple[Path, HfViTForImageClassification]
+) -> None:
     monkeypatch.chdir(photos.parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     best = ["--dataset_name", "photos", "--load_best_model_at_end", "--metric_for_best_model", "acc"]
@@ -271,8 +262,6 @@ def test_training_explains_mistakes(photos: Path, monkeypatch: pytest.MonkeyPatc
             )
         assert not (photos.parent / "output" / "model.safetensors").exists()
 
-
-def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
     model = ["--model_name_or_path", str(saved[0])]
     for arguments, message in (
         ([], "No model is given. Set --model_name_or_path"),

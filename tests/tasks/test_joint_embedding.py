@@ -51,7 +51,7 @@ def workplace(objective: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_writes_what_it_has_learned(objective: str, workplace: Path) -> None:
+def test_a_training_writes_scores_card_pictures_and_a_model_for_other_tasks(objective: str, workplace: Path) -> None:
     folder = workplace / "encoder"
     scores, card = json.loads((folder / "test_scores.json").read_text()), (folder / "README.md").read_text()
     ours, same_for_all = map(float, re.search(r"\| loss \| \**([\d.]+)\** \| \**([\d.]+)\** \|", card).groups())
@@ -61,6 +61,13 @@ def test_a_training_writes_what_it_has_learned(objective: str, workplace: Path) 
     assert f"| objective | {'LeJEPA' if objective == 'lejepa' else 'DINO'}" in card
     assert (folder / "pictures" / "step-000020.png").exists()
 
+    model, info = HfViTForImageClassification.from_pretrained(workplace / "encoder", output_loading_info=True)
+    assert {name.split(".")[0] for name in info["missing_keys"]} == {"classifier"}
+    saved = load_file(workplace / "encoder" / "model.safetensors")
+    assert all(torch.equal(weight, saved[f"model.{name}"]) for name, weight in model.model.state_dict().items())
+    opened = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
+    assert opened.options.projector_hidden_size == SIZES["projector_hidden_size"]
+
 
 def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / "encoder" / "checkpoint-15")
@@ -69,15 +76,6 @@ def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp
         expected = load_file(workplace / "encoder" / place / "model.safetensors")
         resumed = load_file(tmp_path / "resumed" / place / "model.safetensors")
         assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
-
-
-def test_a_classifier_starts_from_it_and_it_opens_as_it_was_saved(workplace: Path) -> None:
-    model, info = HfViTForImageClassification.from_pretrained(workplace / "encoder", output_loading_info=True)
-    assert {name.split(".")[0] for name in info["missing_keys"]} == {"classifier"}
-    saved = load_file(workplace / "encoder" / "model.safetensors")
-    assert all(torch.equal(weight, saved[f"model.{name}"]) for name, weight in model.model.state_dict().items())
-    opened = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
-    assert opened.options.projector_hidden_size == SIZES["projector_hidden_size"]
 
 
 def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(
@@ -117,17 +115,7 @@ def test_processes_draw_the_views_that_one_draws() -> None:
     torch.testing.assert_close(views_of(2, images), views_of(1, images))
 
 
-def test_views_that_cannot_be_are_refused() -> None:
-    for options, message in (
-        ({"num_global_views": 1, "num_local_views": 0}, "num_global_views=1 and num_local_views=0"),
-        ({"num_global_views": 0}, "num_global_views=0"),
-        ({"local_scale": [0.5, 0.1]}, r"local_scale=\[0.5, 0.1\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            JointEmbeddingArguments(dataset_name="photos", **options)
-
-
-def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
+def test_views_have_the_given_size_and_number_or_are_refused() -> None:
     config = HfViTConfig.from_preset("tiny", image_size=(32, 64), patch_size=4)
     processor = HfViTImageProcessor()
     assert JointEmbeddingArguments(dataset_name="photos").make_views(config, processor).size == (32, 64)
@@ -135,3 +123,11 @@ def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
     assert (crops.size, crops.local_size) == ((24, 48), (8, 16))
     with pytest.raises(ValueError, match="local_size=10 is not a multiple"):
         JointEmbeddingArguments(dataset_name="photos", local_size=10).make_views(config, processor)
+
+    for options, message in (
+        ({"num_global_views": 1, "num_local_views": 0}, "num_global_views=1 and num_local_views=0"),
+        ({"num_global_views": 0}, "num_global_views=0"),
+        ({"local_scale": [0.5, 0.1]}, r"local_scale=\[0.5, 0.1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            JointEmbeddingArguments(dataset_name="photos", **options)

@@ -53,16 +53,13 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # flipping swaps the left and the right foot
 
 
-def test_crops_are_as_wide_as_told(figures: Path, tmp_path: Path) -> None:
+def test_crops_flip_pairs_and_skeleton_are_those_of_the_options_and_the_data(figures: Path, tmp_path: Path) -> None:
     for options, padding in ([], 1.25), (["--box_padding", "1.5"], 1.5), (["--whole_image"], 1.0):
         trainer = make_trainer("keypoint_detection", figures, tmp_path, *options)
         processor, example = trainer.processing_class, trainer.eval_dataset[0]
         assert (processor.do_affine_crop, processor.box_padding) == (True, padding)
         whole = [0.0, 0.0, *map(float, example["image"].size)]
         assert (example["box"].tolist() == whole) == ("--whole_image" in options)
-
-
-def test_the_model_has_what_the_data_say_and_the_user_wants(figures: Path, tmp_path: Path) -> None:
     trainer = make_trainer("keypoint_detection", figures, tmp_path, "--flip_pairs", "top,left_foot")
     options = trainer.model.options
     assert [list(pair) for pair in options.flip_pairs] == [[0, 1]]

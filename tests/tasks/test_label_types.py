@@ -132,7 +132,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
         run_without_package(code, tmp_path / "work", str(output), str(tables / "6.png"))
 
 
-def test_values_are_learned_evaluated_and_predicted(
+def test_values_are_learned_from_their_mean_evaluated_and_predicted(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
@@ -148,10 +148,7 @@ def test_values_are_learned_evaluated_and_predicted(
     call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["label"], answer["score"]) == ("label", pytest.approx(1990 + 3 * 10.5, abs=8))
-
-
-def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: Path) -> None:
-    scores = train(tables, "value", tmp_path / "out", *STEPS, "1", "--learning_rate", "1e-9")
+    scores = train(tables, "value", tmp_path / "fresh", *STEPS, "1", "--learning_rate", "1e-9")
     assert scores["mae"] < 100  # a head with zero bias would have an error of about 2000
 
 
@@ -191,7 +188,7 @@ def test_weights_by_rarity_and_from_a_file(tmp_path: Path) -> None:
             choose_weights(str(file), names, lambda: counts)
 
 
-def test_the_weighted_loss_by_hand() -> None:
+def test_the_weighted_loss_and_the_smoothing_of_several_labels_by_hand() -> None:
     logits, weights = torch.randn(6, 3, dtype=torch.float64), [1.0, 2.0, 0.5]
     numbers, outputs = torch.tensor([0, 1, 2, 1, 0, 1]), ImageClassifierOutput(logits=logits)
     own = torch.tensor(weights)[numbers] * torch.nn.functional.cross_entropy(logits, numbers, reduction="none")
@@ -207,9 +204,6 @@ def test_the_weighted_loss_by_hand() -> None:
     torch.testing.assert_close(
         even(outputs, missing) * 6, even(ImageClassifierOutput(logits=logits[1:]), soft[1:]) * 5
     )
-
-
-def test_several_labels_are_smoothed_each_by_itself() -> None:
     batch = {"pixel_values": torch.zeros(1, 3, 4, 4), "labels": torch.tensor([[1.0, 0.0, float("nan")]])}
     labels = Mixing(3, label_smoothing=0.2)(batch, 0.0)["labels"]
     torch.testing.assert_close(labels, torch.tensor([[0.9, 0.1, float("nan")]]), equal_nan=True)

@@ -109,7 +109,7 @@ def test_a_classifier_starts_from_it(workplace: Path) -> None:
     assert all(torch.equal(weight, saved[name]) for name, weight in found.items())
 
 
-def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(workplace: Path, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_whole_split_and_depend_on_nothing_else(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "colors", tmp_path, "--train_val_split", "0.4")
     assert trainer.args.per_device_eval_batch_size == 4
     scores = scores_of(trainer)
@@ -120,13 +120,6 @@ def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(work
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-6)
     assert scores["knn_accuracy"] > 0.8  # chance level is 1/3
 
-
-def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
-    with torch.no_grad():
-        return model(batch["pixel_values"]).last_hidden_state[:, 1:].mean(dim=1)
-
-
-def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "colors", tmp_path, "--train_val_split", "0.4", "--max_knn_samples", "9")
     trainer.save_model(tmp_path / "model")
     collator, splits = trainer.data_collator, (trainer.evaluator.known, trainer.eval_dataset)
@@ -143,6 +136,11 @@ def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: 
     assert scores["knn_accuracy"] == pytest.approx((found == torch.tensor(numbers[1])).float().mean())
 
 
+def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(batch["pixel_values"]).last_hidden_state[:, 1:].mean(dim=1)
+
+
 def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -> None:
     data = f"{workplace / 'colors' / 'train' / 'red'},{workplace / 'colors' / 'test' / 'red'}"
     scores = pretrain(data, tmp_path / "red", *A_FEW, "--objective", "simmim", "--mask_ratio", "0.5")
@@ -152,7 +150,7 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
     assert "| objective | simmim, mean absolute difference of pixels |\n| masks | 50% of the patches, random |" in card
 
 
-def test_no_image_that_is_evaluated_is_its_own_neighbor(
+def test_no_image_is_its_own_neighbor_and_streams_are_read_as_far_as_needed(
     workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["--streaming", "true", *A_FEW]
@@ -165,9 +163,6 @@ def test_no_image_that_is_evaluated_is_its_own_neighbor(
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
         assert "The nearest-neighbor accuracy is not computed, because all 36 training images" in caplog.text
         caplog.clear()
-
-
-def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
     images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
     assert (images.num_train, len(images.splits["train"])) == (8, 2)  # only one batch of 12 streamed images is read
@@ -209,7 +204,9 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     assert alone["list"][2].keys() == alone["stream"][2].keys() == {"loss", "knn_accuracy"}
 
 
-def test_flags_are_options_of_the_objective(workplace: Path, tmp_path: Path) -> None:
+def test_flags_are_options_of_the_objective_and_the_learning_rate_grows_with_the_batch(
+    workplace: Path, tmp_path: Path
+) -> None:
     flags = ["--mask_ratio", "0.5", "--mask_type", "blockwise", "--norm_pix_loss", "false"]
     options = make_trainer(workplace / "colors", tmp_path, *flags).model.options
     assert (options.objective, options.mask_ratio, options.mask_type) == ("mae", 0.5, "blockwise")
@@ -217,8 +214,6 @@ def test_flags_are_options_of_the_objective(workplace: Path, tmp_path: Path) -> 
     model = make_trainer(workplace / "colors", tmp_path, "--objective", "simmim").model
     assert (model.options.objective, model.config.use_mask_token) == ("simmim", True)
 
-
-def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
     def rate(*options: str) -> float:
         arguments = ["--use_cpu", "--output_dir", str(tmp_path), *options]
         return task_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate

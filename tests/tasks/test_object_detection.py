@@ -33,7 +33,7 @@ def target(size: tuple[int, int], boxes: list[list[float]], labels: list[int], c
     }
 
 
-def test_the_naive_baseline_puts_each_class_where_it_is_on_average() -> None:
+def test_the_naive_baseline_is_the_average_place_of_each_class_without_crowds() -> None:
     targets = [
         target((10, 20), [[0, 0, 10, 10], [4, 0, 20, 10]], [0, 2], [False, False]),
         target((100, 100), [[20, 20, 30, 40], [0, 0, 99, 99]], [0, 1], [False, True]),
@@ -46,16 +46,13 @@ def test_the_naive_baseline_puts_each_class_where_it_is_on_average() -> None:
     torch.testing.assert_close(found["scores"], torch.tensor([2 / 3, 1 / 3]).double())
     expected = [[1.0, 4.0, 4.0, 28.0], [2.0, 0.0, 10.0, 40.0]]
     torch.testing.assert_close(found["boxes"], torch.tensor(expected).double())
-
-
-def test_crowds_alone_are_no_truth() -> None:
     evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a"]), 5)
     box = [[0.0, 0.0, 5.0, 5.0]]
     assert [evaluator.has_annotations(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
     assert not evaluator.has_annotations(target((9, 9), [], [], []))
 
 
-def test_batches_have_several_sizes_if_asked_for(objects: Path, tmp_path: Path) -> None:
+def test_batches_have_the_given_sizes_and_the_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
     several = [(20, 20), (24, 24), (28, 28)]  # sizes around 24 that are multiples of the patch size, 4
     for options, sizes in ([], None), (["--multi_scale", "true"], several):
         trainer = make_trainer("object_detection", objects, tmp_path, *options)
@@ -65,8 +62,6 @@ def test_batches_have_several_sizes_if_asked_for(objects: Path, tmp_path: Path) 
         (batch, *_) = trainer.get_eval_dataloader()
         assert batch["pixel_values"].shape[-2:] == (24, 24)
 
-
-def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
     trainer = make_trainer("object_detection", objects, tmp_path)
     found = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator([trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))])

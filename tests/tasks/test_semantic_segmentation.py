@@ -109,7 +109,9 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: py
     assert all(torch.equal(weight, expected[name]) for name, weight in model.model.state_dict().items())
 
 
-def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class_for_others(tmp_path: Path) -> None:
+def test_a_saved_head_is_kept_for_the_same_classes_and_type_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, names in (("same", LABELS), ("other", {"num_labels": 4})):
         config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 16}, **names)
         source = HfViTForSemanticSegmentation(config)
@@ -121,8 +123,6 @@ def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class
         fresh = {f"segmentation_head.{source.segmentation_head.name}.classifier.{part}" for part in ("weight", "bias")}
         assert kept == expected.keys() - (fresh if name == "other" else set())
 
-
-def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 32, "dice_weight": 0.5}, **LABELS)
     source = HfViTForSemanticSegmentation(config)
     torch.nn.init.normal_(source.segmentation_head.decoder.classifier.bias)

@@ -189,7 +189,9 @@ def test_a_frozen_image_tower_stays_and_the_text_learns_to_fit_it(workplace: Pat
     assert "| image tower | frozen |" in (tmp_path / "locked" / "README.md").read_text()
 
 
-def test_a_saved_model_goes_on_with_its_texts_and_another_loss(workplace: Path, tmp_path: Path) -> None:
+def test_saved_models_published_towers_and_text_encoders_keep_weights_and_tokens(
+    workplace: Path, tmp_path: Path
+) -> None:
     options = ["--model_name_or_path", str(workplace / "pairs"), "--loss", "softmax"]
     model = make_trainer(workplace / "halves", tmp_path, *options).model
     saved = load_file(workplace / "pairs" / "model.safetensors")
@@ -197,8 +199,6 @@ def test_a_saved_model_goes_on_with_its_texts_and_another_loss(workplace: Path, 
     assert {name for name in saved if name not in model.state_dict()} == {"contrastive_head.logit_bias"}
     assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items())
 
-
-def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(captions_of("red", "blue") * 3, 270, 40)
     text = {**TEXT, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     text["max_position_embeddings"] = 12
@@ -214,15 +214,11 @@ def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_pat
     assert batch["input_ids"].shape[1] <= 12  # maximum length of the text tower, not the tokenizer
     assert trainer.model(**batch).loss.isfinite()
 
-
-def test_a_text_encoder_of_the_library_brings_its_weights_and_tokens(workplace: Path, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(captions_of("red", "blue") * 3, 270, 40)
     bert = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **TEXT))
     bert.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     options = ["--text_model_name_or_path", str(tmp_path / "bert"), "--model_name_or_path", str(workplace / "pairs")]
     trainer = make_trainer(workplace / "halves", tmp_path / "out", *options)
-    saved = load_file(workplace / "pairs" / "model.safetensors")
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])

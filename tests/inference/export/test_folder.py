@@ -135,7 +135,7 @@ def test_the_script_refuses_images_that_8_bits_do_not_hold(exported: Path, tmp_p
         assert f"has mode '{mode}', whose values do not fit into 8 bits" in process.stderr
 
 
-def test_open_sizes_have_names_and_the_export_no_warnings(exported: Path) -> None:
+def test_the_folder_holds_what_running_takes_and_open_sizes_have_names(exported: Path) -> None:
     printed = (exported.parent / "printed.txt").read_text()
     assert "Failed to infer" not in printed
     assert "experimental" not in printed
@@ -148,8 +148,6 @@ def test_open_sizes_have_names_and_the_export_no_warnings(exported: Path) -> Non
     inner = {size.dim_param for value in graph.value_info for size in value.type.tensor_type.shape.dim}
     assert not any(re.search(r"\bs\d+\b", name) for name in inner)
 
-
-def test_the_folder_holds_what_running_it_takes(exported: Path) -> None:
     files = {"README.md", "config.json", "labels.json", "model.onnx", "model.onnx.data", "preprocessor_config.json"}
     assert {file.name for file in exported.iterdir()} == {*files, "run.py"}
     assert json.loads((exported / "labels.json").read_text()) == {str(i): name for i, name in enumerate(LABELS)}
@@ -192,7 +190,9 @@ def test_a_program_that_differs_is_not_written(
     assert "1 x 32x32  logits" in capsys.readouterr().out
 
 
-def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_answered_before_anything_is_traced_or_written(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("No operator for this.\nAnd much more.")
 
@@ -202,10 +202,6 @@ def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monk
         hf_vit.export_model(saved, tmp_path / "onnx")
     assert not list(tmp_path.iterdir())
 
-
-def test_mistakes_are_answered_before_anything_is_traced(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(export_folder, "write_program", None)
     with pytest.raises(ValueError, match=r"Unknown export format 'onyx'\. Choose one of onnx, openvino"):
         hf_vit.export_model(saved, tmp_path / "new", "onyx")
