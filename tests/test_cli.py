@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from importlib import import_module
@@ -24,7 +23,6 @@ from transformers import TrainingArguments
 
 import hf_vit
 from hf_vit import cli
-from hf_vit.api import TrainingResult
 from hf_vit.commands import generate, info
 from hf_vit.options import names
 from hf_vit.options.names import unknown_option
@@ -34,20 +32,13 @@ from hf_vit.training.run import command_line, words_of
 
 from .helpers.datasets import write_class_folders
 from .helpers.fresh import ROOT, run_with_package
+from .helpers.models import encoder_shape
 from .helpers.options import given_arguments, parse_arguments
 
 
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
-OPTIONS = {
-    "preset": "tiny",
-    "image_size": 16,
-    "config_overrides": SHAPE,
-    "max_steps": 2,
-    "per_device_train_batch_size": 4,
-    "use_cpu": True,
-    "bf16": False,  # evaluation always uses float32
-    "report_to": "none",
-}
+SHAPE = {**encoder_shape(16, 2, 32), "patch_size": 8}
+OPTIONS = {"preset": "tiny", "image_size": 16, "config_overrides": SHAPE, "max_steps": 2, "use_cpu": True}
+OPTIONS |= {"per_device_train_batch_size": 4, "report_to": "none", "bf16": False}  # evaluation always uses float32
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +52,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingResult, list[str]]]:
-    """Return the result and the printed output of a training call without an output folder."""
-    folder, said = tmp_path_factory.mktemp("trained"), list[str]()
-    write_class_folders(folder / "photos", ["cat", "dog"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        yield hf_vit.train("image_classification", folder / "photos", report=said.append, **OPTIONS), said
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -310,12 +291,15 @@ def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_call_trains_as_the_command_does(trained: tuple[TrainingResult, list[str]]) -> None:
-    result, said = trained
+def test_a_call_trains_as_the_command_does_and_info_tells_what_it_trained(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    result = hf_vit.train("image_classification", workplace / "photos", report=said.append, **OPTIONS)
     assert result.output_dir == Path("outputs/photos-image-classification")
     assert set(result.scores) >= {"accuracy", "loss"}
     assert any(line.startswith("Scores: ") for line in said)
-    photo = Image.open(result.output_dir.parents[1] / "photos/test/cat/0.png")
+    photo = Image.open("photos/test/cat/0.png")
     (answer, _) = result.pipeline(photo, top_k=2)
     assert answer["label"] in ("cat", "dog")
     assert result.pipeline is result.pipeline
@@ -328,10 +312,6 @@ def test_a_call_trains_as_the_command_does(trained: tuple[TrainingResult, list[s
     assert scores == pytest.approx(result.scores, abs=1e-5)
     assert "hf-vit train image-classification --preset tiny" in (result.output_dir / "README.md").read_text()
 
-
-@pytest.mark.slow
-def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResult, list[str]]) -> None:
-    result, _ = trained
     types = TASKS["image-classification"].argument_types()
     recipe = given_arguments(types, [str(result.output_dir / "recipe.yaml")])
     assert SHAPE.items() <= recipe.pop("config_overrides").items()
@@ -344,12 +324,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResu
     assert any("Output: outputs/photos-image-classification-2" in line for line in plan)
     assert not Path("outputs/photos-image-classification-2").exists()
 
-
-@pytest.mark.slow
-def test_info_tells_what_a_model_is(
-    trained: tuple[TrainingResult, list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, _ = trained
+    capsys.readouterr()
     cli.main(["info", str(result.output_dir)])
     said = capsys.readouterr().out
     count = sum(weights.numel() for weights in result.model.parameters())

@@ -165,11 +165,8 @@ def write_panoptic(folder: Path) -> np.ndarray:
     write_pictures(folder / "val2017", "12.jpg")
     write_image(folder / "annotations" / "panoptic_val2017" / "12.png", bands)
     segments = [(70000, 7, 0), (300, 3, 0), (5, 3, 0), (9, 3, 1)]
-    annotation = {
-        "image_id": 12,
-        "file_name": "12.png",
-        "segments_info": [{"id": i, "category_id": c, "iscrowd": crowd, "area": 1} for i, c, crowd in segments],
-    }
+    info = [{"id": i, "category_id": c, "iscrowd": crowd, "area": 1} for i, c, crowd in segments]
+    annotation = {"image_id": 12, "file_name": "12.png", "segments_info": info}
     write_coco(folder / "annotations" / "panoptic_val2017.json", [annotation])
     return ids
 

@@ -14,6 +14,7 @@ from hf_vit.data.datasets import TargetDataset
 from hf_vit.training import Task
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
+from .models import encoder_shape
 from .options import run, task_of
 from .references import draw_weights
 
@@ -27,26 +28,18 @@ OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
 SCENES_BATCHES = (1, 2)  # batch sizes per process; the last batch is smaller
+UPSCALED = {"num_blocks": 1, "num_upscale_blocks": 1}
 CONFIG = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
+    **encoder_shape(32, 2, 64),
     "patch_size": 4,
     "segmentation_config": {"hidden_size": 16},
-    "universal_segmentation_config": {
-        "num_queries": 6,
-        "num_blocks": 1,
-        "num_upscale_blocks": 1,
-        "train_num_points": 200,
-    },
+    "universal_segmentation_config": {**UPSCALED, "num_queries": 6, "train_num_points": 200},
     "depth_config": {"neck_hidden_sizes": [16, 16, 16, 16], "fusion_hidden_size": 16, "head_hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 20, "num_layers": 0},
     "keypoint_config": {"hidden_size": 16},
 }
-SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
-SMALL += ["--choose_defaults", "false"]
-SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
+QUIET = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--choose_defaults", "false"]
+SMALL = [*QUIET, "--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
 TINY = ["--preset", "tiny", "--image_size", "16", "--config_overrides", json.dumps(CONFIG)]
 A_FEW_STEPS = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
 OF_TASK = {

@@ -31,11 +31,8 @@ def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> d
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
     """Converts arguments to command-line options."""
-    return [
-        part
-        for name, value in arguments.items()
-        for part in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
-    ]
+    words = ((f"--{name}", *(value if isinstance(value, list) else [value])) for name, value in arguments.items())
+    return [str(word) for line in words for word in line]
 
 
 def extract_to(model: Path, data: Path, output_dir: Path, **options: Any) -> Path:

@@ -222,11 +222,11 @@ class Hub:
     def commit(self, request: Request, repo: str, revision: str, create_pr: str | None) -> Answer:
         request.check_writer(repo)
         lines = [json.loads(line) for line in request.body.splitlines()]
-        readers = {
-            "file": lambda value: base64.b64decode(value["content"]),
-            "lfsFile": lambda value: self.storage[value["oid"]],
+        read = {
+            "file": lambda file: base64.b64decode(file["content"]),
+            "lfsFile": lambda file: self.storage[file["oid"]],
         }
-        written = {line["value"]["path"]: readers[line["key"]](line["value"]) for line in lines[1:]}
+        written = {line["value"]["path"]: read[line["key"]](line["value"]) for line in lines[1:]}
         files = {**self.find(repo, revision).files, **written}
         target = "refs/pr/1" if create_pr else revision
         commit = Commit(repo, target, lines[0]["value"]["summary"], list(written), files)
@@ -258,18 +258,6 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     hub: Hub
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_POST(self) -> None:
-        self.answer()
-
-    def do_PUT(self) -> None:
-        self.answer()
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -319,7 +307,8 @@ def own_port() -> int:
 def serve(root: Path) -> Iterator[Hub]:
     """Runs a hub with a repository "user/name" for every folder `root/user/name`."""
     hub = Hub(root)
-    handler = type("BoundHandler", (Handler,), {"hub": hub})
+    methods = dict.fromkeys(("do_HEAD", "do_GET", "do_POST", "do_PUT"), Handler.answer)
+    handler = type("BoundHandler", (Handler,), {"hub": hub, **methods})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", own_port()), handler)
     except OSError:  # the port is used by another hub

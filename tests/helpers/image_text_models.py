@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from hf_vit import HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTProcessor
 from hf_vit.training import train_tokenizer
 
-from .models import small_config
+from .models import encoder_shape, small_config
 from .references import draw_weights
 
 
-SMALL_TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+SMALL_TEXT = encoder_shape(16, 1, 24)
 
 
 def build_processor(texts: Sequence[str]) -> HfViTProcessor:

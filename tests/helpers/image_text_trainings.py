@@ -12,7 +12,8 @@ from torch import Tensor
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
-from .dense_trainings import Float64Collator, scores_of
+from .dense_trainings import QUIET, Float64Collator, scores_of
+from .models import encoder_shape
 from .options import run, task_of
 from .references import draw_weights
 
@@ -20,18 +21,11 @@ from .references import draw_weights
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
 PAIRS = list(product(COLORS, repeat=2))
 NUM_LABELED = 3  # number of test images per color
-CONFIG = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "patch_size": 4,
-    "initializer_range": 0.1,  # with the default 0.02, embeddings would be nearly equal
-}
-TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]
-SMALL += ["--choose_defaults", "false"]
-SMALL += ["--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "5", "--train_val_split", "0"]
+# With the default initializer_range of 0.02, embeddings would be nearly equal.
+CONFIG = {**encoder_shape(32, 2, 64), "patch_size": 4, "initializer_range": 0.1}
+TEXT = encoder_shape(24, 2, 48)
+SMALL = [*QUIET, "--horizontal_flip", "0", "--train_val_split", "0"]
+SMALL += ["--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "5"]
 A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 
 
@@ -52,10 +46,8 @@ def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
             name = f"images/{number}.png"
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name)
             captions = captions_of(left, right)
-            if split == "train":
-                rows += [{"file_name": name, "text": caption} for caption in captions]
-            else:
-                rows.append({"file_name": name, "text": captions[0], "captions": captions})
+            one, each = {"text": captions[0], "captions": captions}, [{"text": caption} for caption in captions]
+            rows += [{"file_name": name, **row} for row in (each if split == "train" else [one])]
         (folder / split / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

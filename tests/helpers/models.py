@@ -76,6 +76,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def encoder_shape(hidden_size: int, num_hidden_layers: int, intermediate_size: int) -> dict[str, int]:
+    """Return the fields of a tiny encoder with two attention heads."""
+    layers = {"num_hidden_layers": num_hidden_layers, "num_attention_heads": 2}
+    return {"hidden_size": hidden_size, **layers, "intermediate_size": intermediate_size}
+
+
 def small_config(variant: str = "plain", **overrides: Any) -> hf_vit.HfViTConfig:
     """Returns a configuration of a model with a few thousand weights."""
     return hf_vit.HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})

@@ -65,16 +65,9 @@ def draw_figures(generator: np.random.Generator, pixels: np.ndarray, number: int
         triples = [[x, y, 2] for x, y in places]
         if number == 4:
             triples[0] = [0, 0, 0]
-        labeled = [triple for triple in triples if triple[2]]
-        found.append(
-            {
-                "category_id": 1,
-                "bbox": [left, top, 20, 30],
-                "area": 600,
-                "keypoints": [value for triple in triples for value in triple],
-                "num_keypoints": len(labeled),
-            }
-        )
+        keypoints = [value for triple in triples for value in triple]
+        pose = {"keypoints": keypoints, "num_keypoints": sum(visibility > 0 for visibility in keypoints[2::3])}
+        found.append({"category_id": 1, "bbox": [left, top, 20, 30], "area": 600, **pose})
     return found
 
 

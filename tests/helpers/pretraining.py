@@ -11,29 +11,17 @@ from torch import Tensor
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
-from .dense_trainings import scores_of
+from .dense_trainings import QUIET, scores_of
+from .models import encoder_shape
 from .options import run, task_of
 from .references import draw_weights
 
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
 NUM_TRAIN, NUM_TEST = 12, 7  # Images per color; totals are not multiples of the batch sizes
-CONFIG = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "patch_size": 4,
-}
-DECODER = {
-    "decoder_hidden_size": 16,
-    "decoder_num_hidden_layers": 1,
-    "decoder_num_attention_heads": 2,
-    "decoder_intermediate_size": 32,
-}
-SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--image_size", "16"]
-SMALL += ["--choose_defaults", "false"]
-SMALL += ["--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
+CONFIG = {**encoder_shape(32, 2, 64), "patch_size": 4}
+DECODER = {f"decoder_{name}": value for name, value in encoder_shape(16, 1, 32).items()}
+SMALL = [*QUIET, "--image_size", "16", "--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
 A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 BATCH = ["--per_device_train_batch_size", "8"]
 

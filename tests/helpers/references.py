@@ -10,14 +10,9 @@ from torch import Tensor, nn
 
 
 # Shape of the small models that are compared with every library
-SHAPE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SHAPE |= {"image_size": 32, "patch_size": 8}
+PARTS = {"q": "query", "k": "key", "v": "value"}
 # Substitutions that convert weight names of transformers and timm to our names, applied in order
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
@@ -31,10 +26,7 @@ RENAMES = (
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
     (r"\.self_attn\.", ".attention."),
     (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
-    (
-        r"\.attention\.([qkv])_proj\.",
-        lambda match: f".attention.{ {'q': 'query', 'k': 'key', 'v': 'value'}[match[1]] }.",
-    ),
+    (r"\.attention\.([qkv])_proj\.", lambda match: f".attention.{PARTS[match[1]]}."),
     (r"\.attention\.(output\.dense|o_proj|out_proj)\.", ".attention.projection."),
     (r"\.layernorm_before\.", ".norm1."),
     (r"\.layernorm_after\.", ".norm2."),
@@ -63,7 +55,7 @@ RENAMES = (
     (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
     (r"^norm_pre\.", "pre_norm."),
     (r"^fc_norm\.", "norm."),
-    (r"\.attn\.([qv])_bias", lambda match: f".attention.{ {'q': 'query', 'v': 'value'}[match[1]] }_bias"),
+    (r"\.attn\.([qv])_bias", lambda match: f".attention.{PARTS[match[1]]}_bias"),
     (r"\.attn\.q_norm\.", ".attention.query_norm."),
     (r"\.attn\.k_norm\.", ".attention.key_norm."),
     (r"\.attn\.proj\.", ".attention.projection."),

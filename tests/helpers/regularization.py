@@ -12,21 +12,14 @@ from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_trainer
 from hf_vit.training.arguments import ClassificationArguments
 
 from .datasets import load_digits
+from .models import encoder_shape
 from .references import draw_weights
 
 
 NUM_TRAIN, NUM_TEST = 44, 10
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 # No MixUp and CutMix: they mix images of a batch, so training steps would depend on how the batch is split
 SPLITTABLE = ClassificationArguments("data", classification_loss="bce")
-EVERYTHING = ClassificationArguments(
-    dataset_name="data",
-    mixup_alpha=0.8,
-    cutmix_alpha=1.0,
-    mixing_off_share=0.2,
-    classification_loss="bce",
-    token_drop_rate=0.25,
-)
+EVERYTHING = replace(SPLITTABLE, mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, token_drop_rate=0.25)
 
 
 def regularized_trainer(
@@ -37,21 +30,14 @@ def regularized_trainer(
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
     )
-    config = HfViTConfig.from_preset("mnist", **SHAPE)
+    config = HfViTConfig.from_preset("mnist", **encoder_shape(16, 2, 16))
     model = HfViTForImageClassification(config)
     draw_weights(model)
     defaults = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 2, "logging_steps": 1}
     defaults |= {"optim": "sgd", "learning_rate": 0.1}  # Adam amplifies rounding errors of small gradients
-    args = HfViTTrainingArguments(
-        str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=batch_size,
-        label_smoothing_factor=0.1,
-        repeated_augmentations=2,
-        **{**defaults, **options},
-    )
+    defaults |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": batch_size}
+    defaults |= {"label_smoothing_factor": 0.1, "repeated_augmentations": 2}
+    args = HfViTTrainingArguments(str(folder), **{**defaults, **options})
     plain = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     processor = HfViTImageProcessor.for_model(config)
     return make_trainer(model, processor, splits, replace(regularization, **plain), args)

@@ -14,15 +14,8 @@ from hf_vit.model.pretrained import HfViTPreTrainedModel
 from .references import assert_close
 
 
-SMALL = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 32,
-    "depth": 2,
-    "num_heads": 4,
-    "num_classes": 5,
-    "dynamic_img_size": True,
-}
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+SMALL["dynamic_img_size"] = True
 
 
 def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:

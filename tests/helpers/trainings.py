@@ -189,20 +189,13 @@ def train_case(
     recorder = GradientRecorder()
     with default_dtype(DTYPES[dtype]):
         model, batch = model_and_batch(name, num_images)
+        sgd = {"optim": "sgd", "learning_rate": 0.1, "per_device_train_batch_size": batch_size}
+        sgd["gradient_accumulation_steps"] = accumulate
         teaching = {} if kind is None else {"distillation": small_distillation(kind, model)}
         trainer = trainer_class(
             model=model,
             **teaching,
-            args=training_arguments(
-                folder,
-                optim="sgd",
-                learning_rate=0.1,
-                max_grad_norm=0.0,
-                num_train_epochs=1,
-                per_device_train_batch_size=batch_size,
-                gradient_accumulation_steps=accumulate,
-                **options,
-            ),
+            args=training_arguments(folder, **sgd, max_grad_norm=0.0, num_train_epochs=1, **options),
             train_dataset=examples_of(batch),
             data_collator=collate,
             callbacks=[recorder],
@@ -319,13 +312,8 @@ class AtManySizes(HfViTTrainer):
 def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
     """Return a Trainer that averages weights over large steps, so that average and weights differ clearly."""
     defaults = {"ema_decay": EMA_DECAY, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
-    fixed = {
-        "warmup_steps": 0,
-        "per_device_train_batch_size": GLOBAL_BATCH,
-        "eval_strategy": "no",
-        "report_to": "none",
-    }
-    options = {**defaults, **fixed, **options}
+    defaults |= {"warmup_steps": 0, "per_device_train_batch_size": GLOBAL_BATCH, "eval_strategy": "no"}
+    options = {**defaults, "report_to": "none", **options}
     return digits_trainer(folder, trainer_class, arguments_class=HfViTTrainingArguments, **options)
 
 

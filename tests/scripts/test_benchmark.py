@@ -117,11 +117,8 @@ def test_benchmark_of_masked_image_modeling_measures_encoder_and_step(tmp_path: 
 
 
 DETECTION = {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1}
-WRITE = {
-    "image_classification": lambda folder: write_class_folders(folder, ["cat", "dog"]),
-    "object_detection": write_objects,
-    "keypoint_detection": write_figures,
-}
+WRITE: dict[str, Any] = {"object_detection": write_objects, "keypoint_detection": write_figures}
+WRITE["image_classification"] = lambda folder: write_class_folders(folder, ["cat", "dog"])
 
 
 def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) -> None:

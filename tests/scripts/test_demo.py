@@ -26,19 +26,13 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Return the output folder of a short run of the demo, its stdout and its stderr."""
-    folder = tmp_path_factory.mktemp("demo") / "digits"
+def test_demo_saves_a_model_and_a_card_and_prints_progress_and_predictions(tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
     options = ("--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true")
-    home = str(folder.parent / "hf_home")
-    finished = run_python("scripts/demo.py", *options, workdir=ROOT, fresh=True, PYTHONPATH=str(ROOT), HF_HOME=home)
+    places = {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf_home")}
+    finished = run_python("scripts/demo.py", *options, workdir=ROOT, fresh=True, **places)
+    said = finished.stdout
     assert finished.returncode == 0, finished.stderr
-    return folder, finished.stdout, finished.stderr
-
-
-def test_demo_saves_model_processor_card_and_no_pickle(demo: tuple[Path, str, str]) -> None:
-    folder, said, _ = demo
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "training_args.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
@@ -51,16 +45,13 @@ def test_demo_saves_model_processor_card_and_no_pickle(demo: tuple[Path, str, st
     assert re.search(rf"\| accuracy \| \**{score:.4f}\** \| \**0\.1028\** \|", card.content)
     assert "python scripts/demo.py --max_steps 3" in card.content
 
-
-def test_demo_prints_progress_and_what_a_fresh_process_says_and_no_warning(demo: tuple[Path, str, str]) -> None:
-    folder, said, errors = demo
-    lines = [line for line in said.splitlines() if ".png: " in line]
+    lines = [line for line in said.splitlines() if ".png: " in line]  # printed by a new process
     assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
     with Image.open(folder / "predictions.png") as picture:
         assert min(picture.size) > 2 * TILE_SIZE
         assert len(picture.getcolors(maxcolors=10**6)) > 50
-    assert "3/3" in errors
-    assert not re.search("warn|error", said + errors, flags=re.IGNORECASE)
+    assert "3/3" in finished.stderr
+    assert not re.search("warn|error", said + finished.stderr, flags=re.IGNORECASE)
 
 
 def test_demo_scores_a_peer_of_the_same_shape_on_held_out_images_and_saves_nothing(

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTImageProcessor
+from hf_vit import HfViTConfig, HfViTForMaskedImageModeling
 from hf_vit.options.recipe import with_recipe
 from hf_vit.training import TASKS
 from hf_vit.training.run import find_task, plan_evaluation, task_of_model
 
+from ..helpers.models import save_model
 from ..helpers.options import call_command, evaluation_values
 
 
@@ -54,34 +55,28 @@ def test_options_of_trainings_are_refused(tmp_path: Path) -> None:
             plan_evaluation({"model_name_or_path": model, "dataset_name": "scenes", name: value})
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "name"),
-    [
+def test_no_evaluation_writes_over_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "nyu v2").mkdir(parents=True)
+    for model, data, name in (
         ("trained/rooms", "data/nyu v2", "rooms-on-nyu-v2"),
         ("trained/rooms/checkpoint-30", "user/depths", "rooms-checkpoint-30-on-depths"),
-    ],
-)
-def test_no_evaluation_writes_over_another_one(
-    model: str, data: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / model).parent.mkdir(parents=True)
-    (tmp_path / "data" / "nyu v2").mkdir(parents=True)
-    config_of(tmp_path / model, "HfViTForDepthEstimation")
-    arguments = ["--model_name_or_path", model, "--dataset_name", data, "--use_cpu"]
-    for end in ("", "-2", "-3"):
-        folder = Path(plan_evaluation(evaluation_values(arguments))[0].args.output_dir)
-        assert folder == Path("outputs", "evaluation", name + end)
-        folder.mkdir(parents=True)
-        (folder / "test_scores.json").touch()
-    given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
-    assert given == str(folder)  # a folder given by the user is not replaced by a new one
+    ):
+        (tmp_path / model).mkdir(parents=True)
+        config_of(tmp_path / model, "HfViTForDepthEstimation")
+        arguments = ["--model_name_or_path", model, "--dataset_name", data, "--use_cpu"]
+        for end in ("", "-2", "-3"):
+            folder = Path(plan_evaluation(evaluation_values(arguments))[0].args.output_dir)
+            assert folder == Path("outputs", "evaluation", name + end)
+            folder.mkdir(parents=True)
+            (folder / "test_scores.json").touch()
+        given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
+        assert given == str(folder)  # a folder given by the user is not replaced by a new one
 
 
 def test_models_without_a_task_are_refused(tmp_path: Path) -> None:
     config = HfViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
-    HfViTForMaskedImageModeling(config).save_pretrained(tmp_path / "pretrained")
-    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "pretrained")
+    save_model(HfViTForMaskedImageModeling(config), tmp_path / "pretrained")
     headless = r"was saved as HfViTModel, which belongs to no task. .* --task to one of depth-estimation"
     for model, message in (
         (config_of(tmp_path / "headless", "HfViTModel"), headless),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit import HfViTImageProcessor
 from hf_vit.training import TASKS
 
 from ..helpers import distributed
@@ -16,7 +15,7 @@ from ..helpers.datasets import write_class_folders
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.fresh import ROOT, run_python, run_script
 from ..helpers.hub import TOKEN, serve
-from ..helpers.models import small_config
+from ..helpers.models import save_model, small_config
 from ..helpers.object_trainings import write_figures, write_objects
 
 
@@ -44,9 +43,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_objects(folder / "objects")
     write_figures(folder / "figures")
     for script in SCRIPTS:
-        model = class_of(script)(small_config())
-        model.save_pretrained(folder / "saved" / script)
-        HfViTImageProcessor.for_model(model).save_pretrained(folder / "saved" / script)
+        save_model(class_of(script)(small_config()), folder / "saved" / script)
     return folder
 
 

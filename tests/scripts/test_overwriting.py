@@ -10,7 +10,7 @@ import hf_vit
 from hf_vit.outputs import check_outputs, record_outputs
 
 from ..helpers.dense_trainings import train, write_scenes
-from ..helpers.models import small_config
+from ..helpers.models import save_model, small_config
 
 
 CLASSES = {
@@ -21,9 +21,7 @@ CLASSES = {
 
 
 def save(model_class: type[hf_vit.HfViTPreTrainedModel], folder: Path, **options: object) -> None:
-    model = model_class(small_config(image_size=16, patch_size=8, **options))
-    model.save_pretrained(folder)
-    hf_vit.HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    save_model(model_class(small_config(image_size=16, patch_size=8, **options)), folder)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +60,8 @@ def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
         ("classes", {"picture": "link.png"}, "is an input"),
         ("classes", {"picture": "2_mask.png"}, r"2_mask\.png exists and was not written by this command"),
         ("classes", {"output_dir": ".", "picture": "1_picture.png"}, r"1_picture\.png would be written twice"),
+        *(("classes", {"picture": name}, r"Pictures cannot be saved as .* Use \.png") for name in ("a", "a.pdq")),
+        ("classes", {"picture": "all.jsonl"}, r"Pictures cannot be saved as .* Use \.png or \.jpg"),
     ],
 )
 def test_inputs_and_files_of_others_stay(
@@ -104,12 +104,6 @@ def test_relative_depth_leaves_depth_maps_of_others_alone(models: Path, photos: 
     Image.new("I;16", (24, 20)).save(photos / "1_depth.png")
     (line,) = hf_vit.predict(models / "relative", photos / "1.jpg", output_dir=photos)
     assert [Path(file).name for file in line["written"]] == ["1_depth.npy", "1_picture.png"]
-
-
-def test_a_picture_of_unknown_format_is_refused_first(models: Path, photos: Path) -> None:
-    for picture in ("all", "all.jsonl", "all.pdq"):
-        with pytest.raises(ValueError, match=r"Pictures cannot be saved as .* Use \.png or \.jpg"):
-            hf_vit.predict(models / "classes", photos, picture=photos / picture)
 
 
 def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:

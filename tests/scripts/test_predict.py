@@ -14,25 +14,22 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
 import hf_vit
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, cli
+from hf_vit import HfViTForImageClassification, cli
 from hf_vit.inference.predict import find_images, open_image, predict_files
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
 from hf_vit.visualize.figures import TILE_SIZE
 
-from ..helpers.models import small_config
+from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a saved classifier."""
-    folder = tmp_path_factory.mktemp("saved")
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
-    model.save_pretrained(folder)
-    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
-    return folder
+    return save_model(model, tmp_path_factory.mktemp("saved"))
 
 
 def write_images(folder: Path, number: int) -> list[str]:

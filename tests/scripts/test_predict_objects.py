@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor, cli
+from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, cli
 from hf_vit.inference.writers import CORNERS, WRITERS
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 
-from ..helpers.models import small_config
+from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
 from ..processing.test_keypoint_pipeline import DETECTION, NAMES, POSE
 from .test_predict import lines_of
@@ -37,18 +37,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, model in models.items():
         draw_weights(model)
-        model.save_pretrained(folder / name)
-        processor = HfViTImageProcessor.for_model(model.config, do_affine_crop=name == "pose")
-        processor.save_pretrained(folder / name)
+        save_model(model, folder / name, do_affine_crop=name == "pose")
     write_noise(folder / "images", SIZES)
     boxes = {"wide.png": [[1, 2, 30, 40], [5, 5, 25, 15.5]], "high.png": []}
-    lines = [
-        {
-            "file": str(folder / "images" / name),
-            "objects": [{"label": "x", "box": dict(zip(CORNERS, box, strict=True))} for box in own],
-        }
-        for name, own in boxes.items()
-    ]
+    objects = {
+        name: [{"label": "x", "box": dict(zip(CORNERS, box, strict=True))} for box in boxes[name]] for name in boxes
+    }
+    lines = [{"file": str(folder / "images" / name), "objects": objects[name]} for name in boxes]
     (folder / "boxes.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder
 
@@ -161,12 +156,8 @@ def test_boxes_and_keypoints_are_drawn_with_names_scores_and_skeleton(workplace:
 
     config = HfViTConfig.from_pretrained(workplace / "pose")
     places = {"nose": [10, 10], "left eye": [30, 10], "right eye": [10, 3]}
-    pose = {
-        "keypoints": list(places.values()),
-        "labels": list(places),
-        "scores": [1.0, 1.0, 0.0],
-        "box": dict(zip(CORNERS, (2, 2, 38, 18), strict=True)),
-    }
+    pose = {"keypoints": list(places.values()), "labels": list(places), "scores": [1.0, 1.0, 0.0]}
+    pose["box"] = dict(zip(CORNERS, (2, 2, 38, 18), strict=True))
     picture = WRITERS["ForKeypointDetection"].draw(BLACK, [pose], config, "caption")
     at = {name: picture.getpixel(((x + 0.5) * SCALE, (y + 0.5) * SCALE)) for name, (x, y) in places.items()}
     assert at["nose"] == pytest.approx(COLORS[0], abs=3)

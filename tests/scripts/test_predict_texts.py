@@ -44,15 +44,9 @@ def test_lines_have_the_scores_of_the_pipeline_and_a_picture_is_drawn(place: Pat
     assert (tmp_path / "labeled.png").is_file()
 
 
-@pytest.mark.parametrize(
-    ("model", "labels", "message"),
-    [
-        ("texts", None, "texts is a model of images and texts: give the texts to choose from, --labels cat dog"),
-        ("classes", LABELS, "classes is not a model of images and texts. Remove --labels"),
-    ],
-)
-def test_labels_are_given_to_image_text_models_only(
-    place: Path, model: str, labels: list[str] | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        next(predict_files(str(place / model), [place / "0.png"], labels=labels))
+def test_labels_are_given_to_image_text_models_only(place: Path) -> None:
+    missing = "texts is a model of images and texts: give the texts to choose from, --labels cat dog"
+    unused = "classes is not a model of images and texts. Remove --labels"
+    for model, labels, message in (("texts", None, missing), ("classes", LABELS, unused)):
+        with pytest.raises(ValueError, match=message):
+            next(predict_files(str(place / model), [place / "0.png"], labels=labels))

@@ -7,12 +7,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import ROOT, offline
 from ..helpers.hub import serve
-from ..helpers.models import small_config
+from ..helpers.models import save_model, small_config
 
 
 NOTEBOOK = ROOT / "scripts" / "quickstart.ipynb"
@@ -21,9 +21,7 @@ NOTEBOOK = ROOT / "scripts" / "quickstart.ipynb"
 @pytest.mark.slow
 def test_the_notebook_runs_and_uploads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
-    model = HfViTForImageClassification(small_config())
-    model.save_pretrained(tmp_path / "tiny")
-    HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "tiny")
+    save_model(HfViTForImageClassification(small_config()), tmp_path / "tiny")
     settings = {"PHOTOS": "photos", "MODEL": "tiny", "OUTPUT": "out", "REPOSITORY": "user/photos"}
     settings["OPTIONS"] = json.dumps({"max_steps": 2, "image_size": 32, "per_device_train_batch_size": 2})
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

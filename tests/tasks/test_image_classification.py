@@ -22,12 +22,13 @@ from hf_vit.training.tasks.image_classification import ClassificationArguments, 
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
 from ..helpers.datasets import load_digits, write_class_folders
+from ..helpers.models import encoder_shape
 from ..helpers.options import call_command
 
 
 NAMES = ["cat", "dog", "fox"]
 SMALL_DATA = ("--train_val_split", "0.5", "--per_device_train_batch_size", "2")
-TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}
+TINY = {**encoder_shape(16, 2, 16), "patch_size": 8}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hf_vit.training.models import check_head
 from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer, scores_of
-from ..helpers.models import SMALL
+from ..helpers.models import SMALL, save_model
 from ..helpers.object_trainings import POINTS, write_figures
 
 
@@ -79,8 +79,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
-        model.save_pretrained(folder)
-        HfViTImageProcessor.for_model(config).save_pretrained(folder)
+        save_model(model, folder)
     for folder, options, norm in (
         (None, {"hidden_size": 16}, "instance"),
         (None, {"hidden_size": 16, "norm": "batch"}, "batch"),

@@ -22,18 +22,13 @@ from hf_vit.training.class_weights import choose_weights
 from hf_vit.training.regularization import Mixing, WeightedLoss
 
 from ..helpers.fresh import run_command, run_without_package
+from ..helpers.models import encoder_shape
 from ..helpers.options import call_command
 from ..helpers.references import assert_close
 
 
-CONFIG = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "patch_size": 4,
-}
-CONFIG["key_bias"] = False  # Adam scales up its gradient, which is rounding noise.
+# No bias of the keys, because Adam scales up its gradient, which is rounding noise
+CONFIG = {**encoder_shape(16, 2, 32), "patch_size": 4, "key_bias": False}
 SMALL = ["--preset", "tiny", "--image_size", "8", "--config_overrides", json.dumps(CONFIG), "--use_cpu"]
 SMALL += ["--choose_defaults", "false", "--disable_tqdm", "true", "--report_to", "none", "--eval_strategy", "no"]
 SMALL += ["--min_crop_scale", "1", "--auto_augment", "none", "--random_erasing", "0", "--train_val_split", "0"]

@@ -14,7 +14,7 @@ from hf_vit.training.models import load_model
 from hf_vit.training.tasks.object_detection import DetectionEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer
-from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.models import TRAINING_CASES, save_model, small_config
 from ..helpers.object_trainings import CLASSES, write_objects
 from ..helpers.references import draw_weights
 
@@ -106,8 +106,7 @@ def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
     labels = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
     model = HfViTForObjectDetection(small_config(**TRAINING_CASES[case].overrides, num_labels=2, **labels))
     draw_weights(model)
-    model.save_pretrained(folder)
-    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    save_model(model, folder)
     return model
 
 
