@@ -33,6 +33,7 @@ def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
             (folder / "data" / name).mkdir(parents=True)
             (folder / "data" / name / "0.png").touch()
         (folder / "file.txt").write_text("This is no folder.")
+        (folder / "empty").mkdir()
         return [argument.replace("FOLDER", str(folder)) for argument in arguments]
 
     return make
@@ -255,11 +256,12 @@ OTHER_SCRIPTS = [
     ),
     *script_rows(
         "predict",
-        ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
+        ("SAVED/classifier FOLDER/nothing.png", "There is no file or folder | nothing.png"),
         ("SAVED/classifier FOLDER/file.txt/photo.png", "photo.png"),
+        ("SAVED/classifier FOLDER/empty", "contains no image: no file ends in .bmp, .gif"),
         ("FOLDER/nothing FOLDER/data", "nothing"),
-        ("FOLDER/data FOLDER/data", "config.json"),
-        ("SAVED/classifier FOLDER/data --top_k 0", "top_k=0"),
+        ("FOLDER/data FOLDER/data", "has no config.json, so it is not a saved model. Train one first: hf-vit train"),
+        ("SAVED/classifier FOLDER/data --top_k 0", "top_k=0 must be at least 1. The default is 3."),
         ("SAVED/classifier FOLDER/data --batch_size -1", "batch_size=-1"),
         ("SAVED/classifier FOLDER/data --threshold 2", "threshold=2"),
         ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),

@@ -105,9 +105,8 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
     assert written(tmp_path / "flipped", split="train")["loss"] > 0
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
+def test_mistakes_are_explained(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task, options, message in (
         ("depth_estimation", OF_ANOTHER_TASK, "no weights for depth_head"),
         ("depth_estimation", ["--task", "flow"], r"task='flow' is unknown\. Choose one of depth-estimation, "),
         ("depth_estimation", ["--eval_flip"], "Unknown option --eval_flip"),
@@ -118,12 +117,8 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
         ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
         ("universal_segmentation", ["--dataset_name", "no/such/folder"], "There is no file or folder 'no/such/folder"),
         ("depth_estimation", ["--model_name_or_path", "no/such/folder"], "'no/such/folder' is not a model"),
-    ],
-)
-def test_mistakes_are_explained(
-    task: str, options: list[str], message: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(workplace)
-    with pytest.raises(SystemExit, match=message):
-        score(workplace, task, tmp_path / "scores", *options)
-    assert not (tmp_path / "scores").exists()
+    ):
+        monkeypatch.chdir(workplace)
+        with pytest.raises(SystemExit, match=message):
+            score(workplace, task, tmp_path / "scores", *options)
+        assert not (tmp_path / "scores").exists()

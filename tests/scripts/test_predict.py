@@ -167,25 +167,6 @@ def test_opened_images_have_the_pixels_of_the_image_processor(kind: str, tmp_pat
     assert np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("some/model FOLDER/missing", "There is no file or folder"),
-        ("some/model FOLDER/empty", "contains no image: no file ends in .bmp, .gif"),
-        ("FOLDER FOLDER", "has no config.json, so it is not a saved model. Train one first: hf-vit train"),
-        ("some/model FOLDER --top_k 0", "top_k=0 must be at least 1. The default is 3."),
-    ],
-)
-def test_mistakes_are_explained(
-    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["predict", *arguments.replace("FOLDER", str(tmp_path)).split()])
-    assert stopped.value.code not in (0, None)
-    assert message in str(stopped.value.code) + capsys.readouterr().err
-
-
 def test_files_are_opened_once_and_broken_ones_keep_their_place(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

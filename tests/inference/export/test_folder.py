@@ -243,21 +243,16 @@ SEMANTIC, KEYPOINTS, MASKED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("model_class", "options", "reason"),
-    [
+def test_there_is_no_script_where_it_would_process_images_otherwise() -> None:
+    for model_class, options, reason in (
         (SEMANTIC, {"do_resize": True, "size": {"height": 32, "width": 48}}, None),
         (SEMANTIC, {"do_resize": True, "size": {"longest_edge": 48}}, "processor size"),
         (SEMANTIC, {"do_resize": True, "size": {"shortest_edge": 48}, "ensure_multiple_of": 8}, None),
         (SEMANTIC, {"do_pad": True, "pad_size": {"height": 64, "width": 64}}, "pad_size"),
         (KEYPOINTS, {"do_resize": True, "do_affine_crop": True, "size": {"height": 32, "width": 24}}, None),
         (MASKED, {}, "inputs other than images"),
-    ],
-)
-def test_there_is_no_script_where_it_would_process_images_otherwise(
-    model_class: type, options: dict[str, object], reason: str | None
-) -> None:
-    model = model_class(small_config(use_mask_token=model_class is MASKED))
-    found = missing_script_reason(model, "onnx", options)
-    assert found is None if reason is None else reason in str(found)
-    assert missing_script_reason(model, "openvino", options) == "it supports ONNX only"
+    ):
+        model = model_class(small_config(use_mask_token=model_class is MASKED))
+        found = missing_script_reason(model, "onnx", options)
+        assert found is None if reason is None else reason in str(found)
+        assert missing_script_reason(model, "openvino", options) == "it supports ONNX only"
