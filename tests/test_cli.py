@@ -64,9 +64,7 @@ def listed(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everything(
-    task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_and_long_help(task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     short, long = (help_of(capsys, "train", task, "--help", *more) for more in ((), ("all",)))
     assert len(short.splitlines()) < 60
@@ -272,9 +270,7 @@ def test_the_folder_to_resume_in_is_the_last_one_that_was_given_out(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_checks_all_and_writes_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(workplace.rglob("*"))
     given = {**OPTIONS, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
     words = [word for name, value in given.items() for word in words_of(name, value)]
@@ -291,9 +287,7 @@ def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_call_trains_as_the_command_does_and_info_tells_what_it_trained(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_call_trains_like_the_command(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     result = hf_vit.train("image_classification", workplace / "photos", report=said.append, **OPTIONS)
     assert result.output_dir == Path("outputs/photos-image-classification")
@@ -335,7 +329,7 @@ def test_a_call_trains_as_the_command_does_and_info_tells_what_it_trained(
     assert f"hf-vit {hf_vit.__version__}" in capsys.readouterr().out
 
 
-def test_info_lists_every_extra_and_versions_outside_of_the_tested_range(
+def test_info_lists_versions(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

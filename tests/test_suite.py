@@ -115,7 +115,7 @@ def _swept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_swept")
 @pytest.mark.parametrize(("code", "message"), LEAVING.values(), ids=LEAVING)
-def test_what_reaches_out_or_leaves_something_is_refused(
+def test_leaks_are_refused(
     code: str, message: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "PATIENCE", 0.1)

@@ -116,7 +116,7 @@ CHECKPOINTS: list[tuple[str, Damage, str]] = [
 
 
 @parametrize(rows(HfViTForImageClassification.from_pretrained, (OSError, ValueError), CHECKPOINTS))
-def test_a_saved_model_is_refused(
+def test_a_saved_model_refuses(
     row: Row, sound: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -153,7 +153,7 @@ BROKEN = FILES[:7]
 
 
 @parametrize(rows(None, OSError, BROKEN))
-def test_predictions_name_the_file_and_go_on_and_pipelines_refuse(
+def test_predictions_go_on_pipelines_refuse(
     row: Row, saved: dict[str, Path], tmp_path: Path, pipelines: dict[str, Any]
 ) -> None:
     broken, whole = row.make(tmp_path), tmp_path / "whole.png"

@@ -98,9 +98,7 @@ def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
         ("detection", 128, [["queries", "YOLOS"], ["deformable", "LW-DETR"], ["deformable", "RF-DETR"]]),
     ],
 )
-def test_benchmark_of_dense_models_and_detection_runs_both_libraries(
-    subject: str, image_size: int, expected: list[list[str]], tmp_path: Path
-) -> None:
+def test_benchmark_of_dense_models(subject: str, image_size: int, expected: list[list[str]], tmp_path: Path) -> None:
     options = f"--image_size {image_size} --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
     rows = run(subject, options, tmp_path / "table.json")["rows"]
     assert [row[:2] for row in rows] == expected
@@ -141,7 +139,7 @@ def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) 
         ("keypoint_detection", {"image_size": 64}),
     ],
 )
-def test_benchmark_of_learning_trains_a_peer_of_each_task(
+def test_learning_trains_peers(
     task: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quarters = itertools.count(0, 0.25)  # seconds of a fake clock, which is read before each step

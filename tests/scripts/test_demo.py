@@ -54,7 +54,7 @@ def test_demo_saves_a_model_and_a_card_and_prints_progress_and_predictions(tmp_p
     assert not re.search("warn|error", said + finished.stderr, flags=re.IGNORECASE)
 
 
-def test_demo_scores_a_peer_of_the_same_shape_on_held_out_images_and_saves_nothing(
+def test_demo_scores_a_peer_on_held_out_images_and_saves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = load_script("demo")

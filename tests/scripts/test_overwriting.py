@@ -64,9 +64,7 @@ def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
         ("classes", {"picture": "all.jsonl"}, r"Pictures cannot be saved as .* Use \.png or \.jpg"),
     ],
 )
-def test_inputs_and_files_of_others_stay(
-    model: str, options: dict[str, str], message: str, models: Path, photos: Path
-) -> None:
+def test_files_of_others_stay(model: str, options: dict[str, str], message: str, models: Path, photos: Path) -> None:
     (photos / "link.png").symlink_to(photos / "1.jpg")
     before = contents(photos)
     places = {name: photos / place for name, place in options.items()}

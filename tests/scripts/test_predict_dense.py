@@ -90,7 +90,7 @@ def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("model", "options"), [("semantic", []), ("universal", ["--subtask", "semantic"])])
-def test_classes_of_pixels(
+def test_semantic(
     model: str, options: list[str], workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = run(workplace, model, tmp_path, capsys, *options)

@@ -105,7 +105,7 @@ def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.Capt
     assert rows_of(high["written"][0]) == [header]
 
 
-def test_objects_lead_to_keypoints(
+def test_objects_to_poses(
     workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     image, pictures = str(workplace / "images" / "wide.png"), [tmp_path / "new" / f"{name}.png" for name in "ab"]

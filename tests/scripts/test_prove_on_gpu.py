@@ -16,9 +16,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_a_part_reports_its_tables_and_ends_with_an_error_or_at_its_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_reports_its_tables_errors_and_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "carried.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # commands inherit the import path
     table = python("import carried; print('| a | 1 |'); print('else'); print('Scores: accuracy 1')")
@@ -37,9 +35,7 @@ def test_a_part_reports_its_tables_and_ends_with_an_error_or_at_its_time_limit(
     assert result.seconds < 3.5
 
 
-def test_a_part_that_is_not_run_for_want_of_a_package_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_without_its_packages_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part("Bare", [python("")], needs=("torch", "no_such_package"))
     assert run_part("bare", part, tmp_path, seconds=60).error == "not run: needs no_such_package"
     monkeypatch.setattr(prove_on_gpu, "all_parts", lambda args: {"bare": part})
@@ -95,9 +91,7 @@ def test_a_run_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureF
     assert "## ViT-B/16, eager (`speed_base`)\n\nNot run." in report
 
 
-def test_parts_have_the_given_folders_and_what_cannot_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_have_the_given_folders_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--dataset_name", "cifar", "--depth_estimation", "rooms", "--output_dir", str(tmp_path)]
     parts = prove_on_gpu.all_parts(prove_on_gpu.parse(words))
     assert {"kernels", "speed_base", "cifar10", "mae", "regularization", "depth_estimation"} <= set(parts)

@@ -66,9 +66,7 @@ def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, mo
     assert counts == [1]  # "copy.png" has the content of an indexed image
 
 
-def test_unreadable_images_are_skipped_all_pages_written_and_errors_raised_first(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_images_pages_of_results_and_errors(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (place / "photos" / "broken.png").write_bytes(b"no image")
     assert len(search_images(str(place / "model"), place / "photos", "red")) == 3
     assert "broken.png, which cannot be read" in caplog.text

@@ -115,9 +115,7 @@ def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path
 
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_evaluation_writes_what_the_training_did(
-    task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_of_objects(task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--output_dir", str(tmp_path), "--use_cpu", "--per_device_eval_batch_size", "1"]
     call_command("evaluate", [str(workplace / task), str(data_of(workplace, task)), *options])
     count = {"object_detection": "5 validation images", "keypoint_detection": "7 validation objects"}[task]

@@ -125,9 +125,7 @@ def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() ->
         assert choose_max_depth(depths) == expected
 
 
-def test_the_range_of_streets_is_chosen_printed_and_in_the_card_or_set_by_the_format(
-    streets: Path, tmp_path: Path
-) -> None:
+def test_the_range_of_streets_is_chosen_printed_or_set_by_the_format(streets: Path, tmp_path: Path) -> None:
     reports: list[str] = []
     arguments = arguments_of(TASK, streets, tmp_path / "out", "--depth_scale", "256", *A_FEW_STEPS)
     run(ALL_TASKS[TASK], arguments, None, report=reports.append)
@@ -148,9 +146,7 @@ def test_the_range_of_streets_is_chosen_printed_and_in_the_card_or_set_by_the_fo
     assert (metric.model.options.max_depth, metric.evaluator.metric.max_depth) == (50, 50)
 
 
-def test_depths_out_of_range_are_refused_unless_the_range_is_given(
-    streets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_depths_out_of_range_are_refused(streets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(depth_estimation.logger, "warning_once", messages.append)
     HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")

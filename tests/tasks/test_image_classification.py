@@ -88,7 +88,7 @@ def test_a_new_model_has_the_given_labels_and_the_size_of_its_processor() -> Non
         input_size(HfViTImageProcessor(size={"shortest_edge": 64}))
 
 
-def test_a_saved_model_keeps_its_classifier_for_the_same_classes_only_and_sees_other_sizes(
+def test_a_saved_classifier_is_kept_for_the_same_classes_only(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
@@ -191,7 +191,7 @@ def test_a_lone_file_of_weights_is_tuned(tmp_path: Path) -> None:
     assert (model.config.hidden_act, processor.image_mean[0]) == ("quick_gelu", 0.48145466)
 
 
-def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
+def test_a_published_model_is_trained(
     published: tuple[Path, nn.Module], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos.parent)
@@ -204,9 +204,7 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     assert model.classifier.bias.any()  # the bias was initialized to zeros, so a non-zero value has been loaded
 
 
-def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos.parent)
     weights = drawn("vit_base_patch16_224", num_classes=len(NAMES)).float().state_dict()
     torch.save(weights, "vit.pth")
@@ -246,7 +244,7 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
         checkpoint_to_resume(args)
 
 
-def test_training_and_evaluation_explain_mistakes(
+def test_mistakes_are_explained(
     photos: Path, monkeypatch: pytest.MonkeyPatch, saved: tuple[Path, HfViTForImageClassification]
 ) -> None:
     monkeypatch.chdir(photos.parent)

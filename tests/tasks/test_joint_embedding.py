@@ -78,9 +78,7 @@ def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp
         assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
-def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(
-    objective: str, workplace: Path, tmp_path: Path
-) -> None:
+def test_the_scores_depend_only_on_model_and_images(objective: str, workplace: Path, tmp_path: Path) -> None:
     arguments = arguments_of(objective, workplace / "colors", tmp_path, "--train_val_split", "0.4")
     task = task_of(JointEmbedding, arguments)
     task.load_data()

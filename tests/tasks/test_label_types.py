@@ -91,7 +91,7 @@ def train_on_two_processes(tables: Path, table: str, place: Path, *options: str)
 
 
 @pytest.mark.parametrize("table", ["flags", "names"])
-def test_several_labels_are_learned_evaluated_and_predicted(
+def test_several_labels_are_learned(
     table: str, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
@@ -127,9 +127,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
         run_without_package(code, tmp_path / "work", str(output), str(tables / "6.png"))
 
 
-def test_values_are_learned_from_their_mean_evaluated_and_predicted(
-    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_are_learned_from_their_mean(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     scores = train(tables, "value", output, *STEPS, "120", "--bf16", "true")
     assert scores["r2"] > 0.8

@@ -150,9 +150,7 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
     assert "| objective | simmim, mean absolute difference of pixels |\n| masks | 50% of the patches, random |" in card
 
 
-def test_no_image_is_its_own_neighbor_and_streams_are_read_as_far_as_needed(
-    workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_image_is_its_own_neighbor(workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ["--streaming", "true", *A_FEW]
     images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").loaded
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
@@ -204,9 +202,7 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     assert alone["list"][2].keys() == alone["stream"][2].keys() == {"loss", "knn_accuracy"}
 
 
-def test_flags_are_options_of_the_objective_and_the_learning_rate_grows_with_the_batch(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_flags_set_the_objective_and_batches_the_learning_rate(workplace: Path, tmp_path: Path) -> None:
     flags = ["--mask_ratio", "0.5", "--mask_type", "blockwise", "--norm_pix_loss", "false"]
     options = make_trainer(workplace / "colors", tmp_path, *flags).model.options
     assert (options.objective, options.mask_ratio, options.mask_type) == ("mae", 0.5, "blockwise")
@@ -222,9 +218,7 @@ def test_flags_are_options_of_the_objective_and_the_learning_rate_grows_with_the
     assert rate("--learning_rate", "1e-2") == 1e-2
 
 
-def test_data_are_named_by_their_folders_and_where_they_lie_stays_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_are_named_without_private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def describe(*data: Path | str) -> Any:
         return describe_data(",".join(map(str, data)), "unknown", {"test": 5}, "test")
 

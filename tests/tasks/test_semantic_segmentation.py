@@ -109,9 +109,7 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: py
     assert all(torch.equal(weight, expected[name]) for name, weight in model.model.state_dict().items())
 
 
-def test_a_saved_head_is_kept_for_the_same_classes_and_type_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_saved_head_is_kept_for_the_same_classes_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, names in (("same", LABELS), ("other", {"num_labels": 4})):
         config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 16}, **names)
         source = HfViTForSemanticSegmentation(config)

@@ -27,9 +27,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
-def test_masked_attention_is_annealed_with_every_step_and_the_processor_knows_stuff(
-    scenes: Path, tmp_path: Path
-) -> None:
+def test_masked_attention_is_annealed_and_the_processor_knows_stuff(scenes: Path, tmp_path: Path) -> None:
     options = ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "9"]
     train(TASK, scenes, tmp_path, *options, "--eval_strategy", "no")
     files = [tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1, 2, 3, 4)]
@@ -117,18 +115,14 @@ def write_coco_instances(scenes: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_missing_package_is_named_before_the_data_are_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_before_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UniversalSegmentation, "packages", (*UniversalSegmentation.packages, "no_such_package"))
     message = r"needs no_such_package\. Install: pip install \"\.\[train\]\" \(in a checkout"
     with pytest.raises(ImportError, match=message):
         make_trainer(TASK, tmp_path / "nowhere", tmp_path)
 
 
-def test_instances_in_the_format_of_coco_are_trained_and_evaluated_by_average_precision(
-    scenes: Path, tmp_path: Path
-) -> None:
+def test_instances_of_coco_are_trained_and_have_average_precision(scenes: Path, tmp_path: Path) -> None:
     coco = write_coco_instances(scenes, tmp_path / "coco")
     evaluated = [*A_FEW_STEPS, "--eval_strategy", "steps", "--eval_steps", "3"]
     scores = train(TASK, coco, tmp_path / "out", *evaluated, "--thing_classes", "")

@@ -138,9 +138,7 @@ def test_an_evaluation_gives_the_scores_of_the_training(workplace: Path, tmp_pat
     assert (tmp_path / "validation_examples.png").is_file()
 
 
-def test_the_loss_of_an_evaluation_is_that_of_all_images_with_each_caption_in_turn(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_the_evaluation_loss_is_that_of_all_images_with_each_caption(workplace: Path, tmp_path: Path) -> None:
     start = ["--model_name_or_path", str(workplace / "pairs")]
     trainer = make_trainer(workplace / "halves", tmp_path, *start)
     scores = scores_of(trainer)
@@ -189,9 +187,7 @@ def test_a_frozen_image_tower_stays_and_the_text_learns_to_fit_it(workplace: Pat
     assert "| image tower | frozen |" in (tmp_path / "locked" / "README.md").read_text()
 
 
-def test_saved_models_published_towers_and_text_encoders_keep_weights_and_tokens(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_saved_models_towers_and_text_encoders_keep_their_weights(workplace: Path, tmp_path: Path) -> None:
     options = ["--model_name_or_path", str(workplace / "pairs"), "--loss", "softmax"]
     model = make_trainer(workplace / "halves", tmp_path, *options).model
     saved = load_file(workplace / "pairs" / "model.safetensors")
@@ -226,9 +222,7 @@ def test_saved_models_published_towers_and_text_encoders_keep_weights_and_tokens
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 
-def test_a_batch_has_an_image_once_and_makes_the_models_loss_and_the_temperature_does_not_decay(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_a_batch_has_an_image_once_and_the_loss_of_the_model(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "halves", tmp_path)
     decays = trainer.get_decay_parameter_names(trainer.model)
     assert "contrastive_head.text_projection.weight" in decays

@@ -104,7 +104,7 @@ CROPPED = {"size": {"height": 40, "width": 32}, "do_center_crop": False, "do_aff
         (hf_vit.HfViTForKeypointDetection, CROPPED, "heatmaps"),
     ],
 )
-def test_the_script_runs_models_of_pixels_and_points(
+def test_the_script_of_pixels_and_points(
     model_class: Any, options: dict[str, Any], output: str, tmp_path: Path
 ) -> None:
     overrides = {"num_hidden_layers": 2, "universal_segmentation_config": {"num_queries": 6, "num_blocks": 1}}
@@ -190,9 +190,7 @@ def test_a_program_that_differs_is_not_written(
     assert "1 x 32x32  logits" in capsys.readouterr().out
 
 
-def test_mistakes_are_answered_before_anything_is_traced_or_written(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_found_before_tracing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("No operator for this.\nAnd much more.")
 
@@ -221,9 +219,7 @@ def test_mistakes_are_answered_before_anything_is_traced_or_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_without_the_librarys_exporters_torch_writes_programs_and_their_code_is_announced(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_writes_programs_without_exporters(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "has_exporters", lambda: False)
     with pytest.raises(ImportError, match=r"executorch needs (executorch|transformers 5.23)"):
         hf_vit.export_model(saved, tmp_path / "new", "executorch")
