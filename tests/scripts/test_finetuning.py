@@ -2,6 +2,8 @@
 
 import ast
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,12 @@ def arguments_of(script: str, output: Path, *options: str) -> list[str]:
     return ["--dataset_name", SCRIPTS[script][0], "--output_dir", str(output), *SMALL, *options]
 
 
-def run(script: str, workplace: Path, output: Path, *options: str, **hub: str) -> None:
-    finished = run_script(script, workplace, *arguments_of(script, output, *options), **hub)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+def run(script: str, workplace: Path, output: Path, *options: str) -> None:
+    """Run an example script in this process, which has imported the libraries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workplace)
+        patch.setattr(sys, "argv", [script, *arguments_of(script, output, *options)])
+        runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
 
 
 def check(script: str, output: Path) -> Any:
@@ -111,7 +116,9 @@ def test_a_run_is_resumed_and_uploaded(workplace: Path, tmp_path: Path) -> None:
     options += ["--max_steps", "3", "--resume_from_checkpoint", "last"]
     options += ["--push_to_hub", "--hub_model_id", "user/photos", "--hub_token", TOKEN]
     with serve(tmp_path / "hub") as hub:
-        run(CLASSIFIER, workplace, tmp_path / "out", *options, **hub.client)
+        arguments = arguments_of(CLASSIFIER, tmp_path / "out", *options)
+        finished = run_script(CLASSIFIER, workplace, *arguments, **hub.client)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
         check(CLASSIFIER, tmp_path / "out")
         files = hub.find("user/photos").files
     assert {"README.md", "model.safetensors", "modeling_hf_vit.py"} <= files.keys()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,19 @@ from safetensors.torch import load_file
 
 import hf_vit
 
-from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
+from ..helpers.dense_trainings import (
+    A_FEW_STEPS,
+    NAMES,
+    OBJECT_TASKS,
+    OF_TASK,
+    TASKS,
+    arguments_of,
+    train,
+    write_scenes,
+)
 from ..helpers.fresh import run_without_package
 from ..helpers.object_trainings import CLASSES, POINTS, write_figures, write_objects
-from ..helpers.options import call_command
+from ..helpers.options import call_command, evaluate
 from .test_predict import lines_of
 
 
@@ -38,6 +48,9 @@ SCORES = {
     "object_detection": ("map_50", CLASSES),
     "keypoint_detection": ("pck", POINTS),
 }
+PREDICTIONS = "validation_predictions.jsonl"
+KEYS = {"semantic_segmentation": ["classes"], "universal_segmentation": ["segments"]}
+KEYS["depth_estimation"] = ["unit", "min", "median", "max"]
 PICTURES = {"depth_estimation": 2, "object_detection": 4}  # number of images in the model card, by default 3
 
 
@@ -114,21 +127,94 @@ def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_evaluation_of_objects(task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--output_dir", str(tmp_path), "--use_cpu", "--per_device_eval_batch_size", "1"]
-    call_command("evaluate", [str(workplace / task), str(data_of(workplace, task)), *options])
-    count = {"object_detection": "5 validation images", "keypoint_detection": "7 validation objects"}[task]
-    assert f"{count}: loss " in capsys.readouterr().out
-    for what in ("scores", "keypoints" if task == "keypoint_detection" else "classes"):
-        ours, expected = (flat(read(place, what)) for place in (tmp_path, workplace / task))
-        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
+def evaluate_task(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
+    """Evaluate a model on its data, unless the options name others. Return the printed output."""
+    said: list[str] = []
+    arguments = ["--model_name_or_path", str(workplace / task), "--output_dir", str(output_dir), "--use_cpu"]
+    arguments += ["--disable_tqdm", "true", *(OF_TASK[task] if task in TASKS else [])]
+    arguments += [] if "--dataset_name" in options else ["--dataset_name", str(data_of(workplace, task))]
+    evaluate([*arguments, *options], said.append)
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize("task", OPTIONS)
+def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp_path: Path) -> None:
+    folder, count = workplace / task, "7 validation objects" if task == "keypoint_detection" else "5 validation images"
+    said = evaluate_task(workplace, task, tmp_path, "--per_device_eval_batch_size", "2" if task in TASKS else "1")
+    assert f"{count}: loss {read(folder)['loss']:.4f}" in said
+    kinds = {"depth_estimation": [], "keypoint_detection": ["keypoints"]}
+    for what in ("scores", *kinds.get(task, ["classes"])):
+        assert flat(read(tmp_path, what)) == pytest.approx(flat(read(folder, what)), rel=1e-5, nan_ok=True)
+    if task in TASKS:
+        assert (tmp_path / PREDICTIONS).read_text() == (folder / PREDICTIONS).read_text()
+        files = {"validation_scores.json", "validation_examples.png", PREDICTIONS, ".hf_vit_outputs"}
+        files |= set() if task == "depth_estimation" else {"validation_classes.json", "validation_classes.png"}
+        assert {path.name for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_written_predictions_are_those_of_predict(task: str, workplace: Path) -> None:
+    lines = lines_of((workplace / task / PREDICTIONS).read_text())
+    images = sorted((workplace / "scenes" / "val" / "images").iterdir())
+    assert [line["file"] for line in lines] == list(map(str, images))
+    assert all({*line} == {"file", *KEYS[task]} for line in lines)
+    for line, expected in zip(lines, hf_vit.predict(workplace / task, images), strict=True):
+        if task == "semantic_segmentation":
+            shares = {found["label"]: found["share"] for found in expected["classes"]}
+            assert {found["label"]: found["share"] for found in line["classes"]} == pytest.approx(shares, abs=0.02)
+        if task == "depth_estimation":
+            assert {**line, "unit": ""} == pytest.approx({**expected, "unit": ""}, abs=0.01) or line == expected
+        if task == "universal_segmentation":
+            assert all({*found} == {"label", "score", "area"} for found in line["segments"])
+            assert [found["label"] for found in line["segments"]] == [found["label"] for found in expected["segments"]]
+
+
+def test_classes_are_known_by_their_names_whatever_their_order(workplace: Path, tmp_path: Path) -> None:
+    scenes = shutil.copytree(workplace / "scenes", tmp_path / "scenes")
+    (scenes / "classes.txt").write_text("\n".join(reversed(NAMES)))
+    for file in scenes.glob("*/masks/*.png"):
+        mask = np.asarray(Image.open(file))
+        Image.fromarray(np.where(mask == 255, 255, 2 - mask).astype(np.uint8)).save(file)
+    for task in ("semantic_segmentation", "universal_segmentation"):
+        evaluate_task(workplace, task, tmp_path / task, "--dataset_name", str(scenes))
+        ours, expected = (read(folder, "classes") for folder in (tmp_path / task, workplace / task))
+        assert list(ours) == NAMES
+        assert flat(ours) == pytest.approx(flat(expected), rel=1e-5, nan_ok=True)
+
+
+def test_evaluations_have_options_of_their_task(workplace: Path, tmp_path: Path) -> None:
+    evaluate_task(workplace, "depth_estimation", tmp_path / "aligned", "--eval_alignment", "median")
+    assert read(tmp_path / "aligned")["abs_rel"] < read(workplace / "depth_estimation")["abs_rel"]
+    evaluate_task(workplace, "semantic_segmentation", tmp_path / "flipped", "--eval_flip", "--split", "train")
+    assert json.loads((tmp_path / "flipped" / "train_scores.json").read_text())["loss"] > 0
+
+
+def test_mistakes_of_evaluations_are_explained(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workplace)
+    of_another_task = ["--model_name_or_path", "semantic_segmentation", "--task", "depth_estimation"]
+    for task, options, message in (
+        ("depth_estimation", of_another_task, "no weights for depth_head"),
+        ("depth_estimation", ["--task", "flow"], r"task='flow' is unknown\. Choose one of depth-estimation, "),
+        ("depth_estimation", ["--eval_flip"], "Unknown option --eval_flip"),
+        ("depth_estimation", ["--dry_run"], "dry_run applies only to training"),
+        ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 applies only to training"),
+        ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' applies only to training"),
+        ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model has no classes cow"),
+        ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
+        ("universal_segmentation", ["--dataset_name", "no/such/folder"], "There is no file or folder 'no/such/folder"),
+        ("depth_estimation", ["--model_name_or_path", "no/such/folder"], "'no/such/folder' is not a model"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            evaluate_task(workplace, task, tmp_path / "scores", *options)
+        assert not (tmp_path / "scores").exists()
 
 
 def test_objects_and_keypoints_are_written(workplace: Path, tmp_path: Path) -> None:
     data, folder = data_of(workplace, "object_detection"), tmp_path / "detector"
     train("object_detection", data, folder, *A_FEW_STEPS)
-    lines = lines_of((folder / "validation_predictions.jsonl").read_text())
+    lines = lines_of((folder / PREDICTIONS).read_text())
     images = sorted((data / "val" / "images").iterdir())
     assert [line["file"] for line in lines] == list(map(str, images))
     for line, expected in zip(lines, hf_vit.predict(folder, images, threshold=0.5), strict=True):
@@ -136,7 +222,7 @@ def test_objects_and_keypoints_are_written(workplace: Path, tmp_path: Path) -> N
         for found, other in zip(line["objects"], expected["objects"], strict=True):
             assert found["label"] in CLASSES
             assert found["box"] == pytest.approx(other["box"], abs=0.5)
-    lines = lines_of((workplace / "keypoint_detection" / "validation_predictions.jsonl").read_text())
+    lines = lines_of((workplace / "keypoint_detection" / PREDICTIONS).read_text())
     annotations = json.loads((data_of(workplace, "keypoint_detection") / "val" / "annotations.json").read_text())
     assert len(lines) == len(annotations["annotations"])  # each object has its own line
     for line in lines:
@@ -188,7 +274,7 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
     assert "HfViTForObjectDetection HfViTForKeypointDetection top left_foot right_foot" in printed
 
 
-def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
+def test_mistakes_of_trainings_are_explained(workplace: Path, tmp_path: Path) -> None:
     for task, options, message in (
         ("object_detection", ["--metric_for_best_model", "pck"], "metric_for_best_model='pck' is not a score"),
         ("object_detection", ["--min_scale", "0"], "scale"),
