@@ -30,7 +30,7 @@ from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_
 from .datasets import load_digits
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .image_text_trainings import train_as_one
-from .models import TRAINING_CASES, small_config
+from .models import TRAINING_CASES, encoder_shape, small_config
 from .pretraining import train_all_ways
 from .references import draw_weights
 from .regularization import train_regularized
@@ -45,7 +45,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
 AUGMENTED_SAVE_STEP = 8  # Step in the middle of the second epoch; an epoch has 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
-DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+DIGITS_CONFIG = encoder_shape(16, 2, 16)
 
 
 JOBS: dict[str, Callable[..., None]] = {}
@@ -265,12 +265,11 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
     }
 
 
-class Storing(HfViTTrainer):
-    """Trainer that stores features in the output folder."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.feature_folder = Path(self.args.output_dir) / "features"
+def storing(**kwargs: Any) -> HfViTTrainer:
+    """Return a Trainer that stores features in the output folder."""
+    trainer = HfViTTrainer(**kwargs)
+    trainer.feature_folder = Path(trainer.args.output_dir) / "features"
+    return trainer
 
 
 class OfSavedModel(HfViTTrainer):
@@ -398,7 +397,7 @@ def train_cases(folder: Path, processes: int, *dtypes: str) -> dict[tuple[str, s
 def compare_processes(folder: Path) -> dict[str, Any]:
     """Run all cases in two processes that must match a run in one process."""
     half = GLOBAL_BATCH // 2
-    stored = {"trainer_class": Storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
+    stored = {"trainer_class": storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
     results = {
         "gradients": train_cases(folder, 2, *DTYPES),
         **train_twice(folder),

@@ -1,4 +1,4 @@
-"""`hf-vit predict`: inputs, output, pictures and error messages."""
+"""`hf-vit predict`: inputs, candidate texts, output, pictures and error messages."""
 
 import json
 import re
@@ -20,6 +20,7 @@ from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
 from hf_vit.visualize.figures import TILE_SIZE
 
+from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
 
@@ -214,3 +215,40 @@ def test_the_report_of_an_optimization_is_logged(
     assert "| as given, float32 |" in report
     assert "| bfloat16 |" in report
     assert re.search(r"Kept: .*, [0-9.]+ times as fast as the original model\.", report)
+
+
+LABELS = ["cat", "a red car", "dog"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an image-text model, a classifier and two photos."""
+    folder = tmp_path_factory.mktemp("place")
+    processor = build_processor(LABELS)
+    model = build_model(processor)
+    model.save_pretrained(folder / "texts")
+    processor.save_pretrained(folder / "texts")
+    save_model(HfViTForImageClassification(small_config()), folder / "classes")
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_lines_have_the_scores_of_the_pipeline_and_a_picture_is_drawn(place: Path, tmp_path: Path) -> None:
+    photos = [place / "0.png", place / "1.png"]
+    lines = list(predict_files(str(place / "texts"), photos, labels=LABELS, picture=tmp_path / "labeled.png"))
+    classify = pipeline("zero-shot-image-classification", model=str(place / "texts"))
+    for line, answer in zip(lines, classify([str(photo) for photo in photos], candidate_labels=LABELS), strict=True):
+        assert line["label"] == answer[0]["label"]
+        assert [entry["label"] for entry in line["labels"]] == [entry["label"] for entry in answer]
+        assert line["score"] == pytest.approx(answer[0]["score"], abs=1e-6)
+    assert (tmp_path / "labeled.png").is_file()
+
+
+def test_labels_are_given_to_image_text_models_only(place: Path) -> None:
+    missing = "texts is a model of images and texts: give the texts to choose from, --labels cat dog"
+    unused = "classes is not a model of images and texts. Remove --labels"
+    for model, labels, message in (("texts", None, missing), ("classes", LABELS, unused)):
+        with pytest.raises(ValueError, match=message):
+            next(predict_files(str(place / model), [place / "0.png"], labels=labels))

@@ -27,7 +27,6 @@ from ..helpers.dense_trainings import (
     make_trainer,
     scores_of,
     train,
-    write_scenes,
 )
 from ..helpers.options import run
 
@@ -38,11 +37,6 @@ RELATIVE = {"depth_estimation_type": "relative"}
 
 def config_of(changes: dict[str, Any]) -> list[str]:
     return ["--config_overrides", json.dumps({**CONFIG, "depth_config": {**CONFIG["depth_config"], **changes}})]
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
 def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None:

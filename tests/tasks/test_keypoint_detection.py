@@ -14,12 +14,7 @@ from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer, scores_of
 from ..helpers.models import SMALL, save_model
-from ..helpers.object_trainings import POINTS, write_figures
-
-
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_figures(tmp_path_factory.mktemp("figures"))
+from ..helpers.object_trainings import POINTS
 
 
 def target(box: list[float], keypoints: list[list[float]]) -> dict[str, Any]:

@@ -15,13 +15,8 @@ from hf_vit.training.tasks.object_detection import DetectionEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer
 from ..helpers.models import TRAINING_CASES, save_model, small_config
-from ..helpers.object_trainings import CLASSES, write_objects
+from ..helpers.object_trainings import CLASSES
 from ..helpers.references import draw_weights
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_objects(tmp_path_factory.mktemp("objects"))
 
 
 def target(size: tuple[int, int], boxes: list[list[float]], labels: list[int], crowds: list[bool]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from ..helpers.dense_trainings import (
     arguments_of,
     make_trainer,
     train,
-    write_scenes,
 )
 from ..helpers.options import call_command
 
@@ -42,11 +41,6 @@ BACKBONE = {name: value for name, value in CONFIG.items() if not name.endswith("
 # float32 rounds this learning rate to 0. A rate of 0 is rejected, because it cannot train anything.
 NO_CHANGE = ("--learning_rate", "1e-60")
 LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
 def save(model: torch.nn.Module, folder: Path) -> Path:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..helpers.dense_trainings import A_FEW_STEPS, make_trainer, write_scenes
-from ..helpers.object_trainings import write_figures
+from ..helpers.dense_trainings import A_FEW_STEPS, make_trainer
 from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
@@ -24,8 +23,10 @@ from ..helpers.trainings import GradientRecorder
         ("keypoint_detection", ["--head", "simple"]),
     ],
 )
-def test_parts_of_a_batch_have_the_gradients_of_the_whole(task: str, options: list[str], tmp_path: Path) -> None:
-    data = (write_figures if task == "keypoint_detection" else write_scenes)(tmp_path / "data")
+def test_parts_of_a_batch_have_the_gradients_of_the_whole(
+    task: str, options: list[str], tmp_path: Path, scenes: Path, figures: Path
+) -> None:
+    data = figures if task == "keypoint_detection" else scenes
 
     def gradients(batch_size: int, parts: int) -> Tensor:
         split = ["--per_device_train_batch_size", str(batch_size), "--gradient_accumulation_steps", str(parts)]

@@ -14,17 +14,12 @@ from hf_vit.evaluation.segmentation import UniversalMetric
 from hf_vit.model.task_universal_segmentation import mask_probabilities
 from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
-from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, train, write_scenes
+from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, train
 from ..helpers.options import call_command
 
 
 TASK = "universal_segmentation"
 PROBABILITIES = "universal_segmentation_head.mask_probabilities"
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
 def test_masked_attention_is_annealed_and_the_processor_knows_stuff(scenes: Path, tmp_path: Path) -> None:
