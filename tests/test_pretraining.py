@@ -74,15 +74,12 @@ def test_the_labeled_starts_from_the_unlabeled(monkeypatch: pytest.MonkeyPatch, 
     assert "differences below 13.2 points may be chance" in said[-1]
 
 
-def test_a_saved_model_is_compared_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_saved_model_or_geometry_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainings = Trainings()
     _, said = call(monkeypatch, trainings, "photos", model="saved", output_dir=tmp_path / "out", lora_rank=4)
     assert [called[0][-1] for called in trainings.calls] == ["saved", "saved", tmp_path / "out" / "encoder"]
     assert [called[1].get("lora_rank") for called in trainings.calls] == [None, 4, None]
     assert "Baseline without pretraining: image-classification from saved, 12 min." in said
-
-
-def test_a_geometry_that_is_given_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cases = (
         ({"image_size": 96}, {"patch_size": 16}),
         ({"image_size": None, "config_overrides": None}, {"image_size": [128, 128], "patch_size": 16}),
@@ -95,16 +92,13 @@ def test_a_geometry_that_is_given_stays(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert trainings.calls[-1][1]["config_overrides"] == expected
 
 
-def test_pretraining_that_does_not_pay_is_said_to_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_loss_and_missing_labels_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = Trainings(metric="abs_rel", greater_is_better=False)
     result, said = call(monkeypatch, errors, "rooms", task="depth-estimation", output_dir=tmp_path / "out")
     assert result.gain == pytest.approx(-25)
     assert "cost 25.0 points: abs_rel 0.5000 with it, 0.2500 without." in said[-1]
     assert f"Recommended model: {tmp_path / 'out' / 'baseline'}" in said[-1]
-
-
-def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "out")
+    result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "unlabeled")
     assert (result.gain, result.best) == (None, None)
     assert any("No labels" in line and "No classes are there." in line for line in said)
     # A labeled dataset without classes raises an error if it was passed explicitly.

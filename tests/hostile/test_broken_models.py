@@ -158,7 +158,7 @@ def test_trained_or_loaded_weights_of_a_checkpoint_without_a_head_predict(tmp_pa
     assert not loaded.untrained_weights
 
 
-def test_weights_of_models_of_the_library_are_checked_too(tmp_path: Path) -> None:
+def test_weights_of_the_library_and_predictions_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model = ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8))
     model.classifier.weight.data[0, 0] = float("nan")
@@ -168,8 +168,6 @@ def test_weights_of_models_of_the_library_are_checked_too(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"infinite or NaN .*classifier.weight"):
         hf_vit.predict(tmp_path / "vit", tmp_path / "photo.png")
 
-
-def test_predictions_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
     def enlarge(weights: Weights) -> None:
         weights["classifier.weight"].fill_(3e38)
 

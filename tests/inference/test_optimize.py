@@ -129,15 +129,12 @@ def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: flo
     assert fast.forward.eager.dtype == (torch.bfloat16 if kept else torch.float32)
 
 
-def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_an_optimization_is_left_out_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optimize.TOLERANCES, torch.bfloat16, 1e-6)
     _, half = hf_vit.optimize_for_inference(make(), compile=False).report.trials
     assert not half.kept
     assert half.seconds is None
     assert half.note == "outputs differ by more than 0.0001"
-
-
-def test_reasons_why_nothing_was_compiled_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, last = hf_vit.optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
     assert last == Trial("float32, compiled", None, None, None, False, last.note)
     assert last.note.startswith("compilation exceeded max_seconds")

@@ -91,15 +91,12 @@ def test_a_training_that_fails_is_named(
     assert Path("outputs/ablation/ablation/the-recipe/seed-0/variant.yaml").is_file()
 
 
-def test_means_and_ranges_of_seeds(script: ModuleType) -> None:
+def test_tables_have_means_and_ranges_of_seeds_or_are_refused(script: ModuleType, tmp_path: Path) -> None:
     runs = [{"score": score, "seconds": 10.0, "rate": 128.0} for score in (0.5, 0.75)]
     worse = {"score": 0.25, "seconds": 12.4, "rate": 100.0}
     *_, first, second = script.table("accuracy", {"all": runs, "less": [{**worse, "mfu": 0.4}]}).split("\n")
     assert first == "| all | 0.6250 | 2: 0.5000 to 0.7500 | +0.0000 | 10 | 128 |  |"
     assert second == "| less | 0.2500 | 1: 0.2500 to 0.2500 | -0.3750 | 12 | 100 | 0.400 |"
-
-
-def test_what_cannot_be_compared_is_refused(script: ModuleType, tmp_path: Path) -> None:
     for changes, message in (
         ({"variants": {}}, "must have the fields recipe, score, task, variants"),
         ({"seeds": [0]}, "must have the fields recipe, score, task, variants. It has .*seeds"),

@@ -86,7 +86,7 @@ def test_an_earlier_run_is_replaced_on_request_alone(models: Path, photos: Path,
         hf_vit.predict(models / "masks", photos / "1.jpg", **outputs, overwrite=True)
 
 
-def test_a_photo_of_the_same_name_elsewhere_keeps_its_outputs(models: Path, photos: Path, tmp_path: Path) -> None:
+def test_files_of_other_photos_stay(models: Path, photos: Path, tmp_path: Path) -> None:
     (written,) = hf_vit.predict(models / "depths", photos / "1.jpg", output_dir=tmp_path / "new")
     (tmp_path / "other").mkdir()
     Image.new("RGB", (30, 30)).save(tmp_path / "other" / "1.png")
@@ -95,9 +95,6 @@ def test_a_photo_of_the_same_name_elsewhere_keeps_its_outputs(models: Path, phot
         hf_vit.predict(models / "depths", tmp_path / "other", output_dir=tmp_path / "new")
     assert contents(tmp_path / "new") == before
     assert all(Path(file).name in before for file in written["written"])
-
-
-def test_relative_depth_leaves_depth_maps_of_others_alone(models: Path, photos: Path) -> None:
     (photos / "1_depth.npy").unlink()
     Image.new("I;16", (24, 20)).save(photos / "1_depth.png")
     (line,) = hf_vit.predict(models / "relative", photos / "1.jpg", output_dir=photos)

@@ -169,7 +169,7 @@ def test_code_of_the_first_readme_runs_with_the_package_and_without(tmp_path: Pa
 import transformers
 
 accuracies = {{}}
-for seed in (0, 1, 2):
+for seed in (0, 1):
     transformers.set_seed(seed)
     names = {{}}
     exec({with_package!r}, names)
@@ -199,16 +199,13 @@ def test_blocks_are_run_or_checked_or_marked(workplace: Path, monkeypatch: pytes
             assert block.language == "bash", f"neither run nor checked: {block.code}"
             for words in commands_of(block.code) if not block.mark else ():
                 check_command(words, monkeypatch)
-
-
-def test_commands_of_cards_parse(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = [block.code for file in CARDS for block in blocks_of(file) if block.language == "bash"]
     for words in (words for code in codes for words in commands_of(code)):
         if words[0] in ("hf-vit", "python", "torchrun"):
             check_command(words, monkeypatch)
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_tasks_and_folders_exist() -> None:
     for file in READMES:
         text = file.read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
@@ -221,8 +218,6 @@ def test_links_lead_somewhere() -> None:
         for path in re.findall(r"`((?:hf_vit|scripts|tests)/[^`\s]*)`", text):
             assert list(ROOT.glob(re.sub("<.*?>", "*", path))), f"{file}: {path}"
 
-
-def test_the_first_readme_names_every_task_and_the_tree_every_folder_of_the_package() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 250
     for name, task in TASKS.items():

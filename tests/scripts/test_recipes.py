@@ -50,7 +50,7 @@ def test_the_options_of_a_recipe_are_valid_and_its_header_names_score_and_card(f
     assert figures_of(header["score"]) <= figures_of(text)
 
 
-def test_cards_and_the_table_of_recipes_name_existing_recipes_with_their_scores() -> None:
+def test_cards_and_tables_have_the_scores_of_recipes_and_baselines() -> None:
     cards = "".join(file.read_text() for file in (ROOT / "model_cards").glob("*.md"))
     assert set() < set(re.findall(r"scripts/recipes/([\w-]+\.yaml)", cards)) <= {file.name for file in RECIPES}
     rows = rows_of(ROOT / "scripts" / "recipes" / "README.md", "recipe", "score")
@@ -62,17 +62,6 @@ def test_cards_and_the_table_of_recipes_name_existing_recipes_with_their_scores(
         assert figures_of(row["score"]) <= figures_of(" ".join(scores))
         assert ("not run" in row["score"]) == all(score.startswith("not run") for score in scores)
 
-
-def rows_of(file: Path, *columns: str) -> list[dict[str, str]]:
-    """Return the rows of all Markdown tables in a file that have the given columns, as dictionaries."""
-    rows = []
-    for table in re.findall(r"(?:^\|.+\|\n)+", file.read_text(), flags=re.MULTILINE):
-        names, _, *cells = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
-        rows += [dict(zip(names, line, strict=True)) for line in cells if {*columns} <= {*names}]
-    return rows
-
-
-def test_scores_stand_beside_what_is_reached_without_images_as_in_the_cards() -> None:
     for file in (ROOT / "README.md", ROOT / "model_cards" / "README.md"):
         rows = rows_of(file, "score", "card")
         assert len(rows) > 5
@@ -82,3 +71,12 @@ def test_scores_stand_beside_what_is_reached_without_images_as_in_the_cards() ->
             assert score
             assert baseline
             assert score | baseline | peer <= figures_of((file.parent / card).read_text())
+
+
+def rows_of(file: Path, *columns: str) -> list[dict[str, str]]:
+    """Return the rows of all Markdown tables in a file that have the given columns, as dictionaries."""
+    rows = []
+    for table in re.findall(r"(?:^\|.+\|\n)+", file.read_text(), flags=re.MULTILINE):
+        names, _, *cells = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
+        rows += [dict(zip(names, line, strict=True)) for line in cells if {*columns} <= {*names}]
+    return rows

@@ -116,7 +116,7 @@ def test_no_command_runs_the_code_of_a_model(command: str, tmp_path: Path, monke
     assert not (tmp_path / "output").exists()
 
 
-def test_predictions_need_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_run_code_with_consent_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for changes in (
         {},
@@ -127,9 +127,6 @@ def test_predictions_need_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(SystemExit, match=r"'foreign' has custom code .* set --trust_remote_code\.$"):
             call_command("predict", ["foreign", "photo.png"])
         assert not (tmp_path / MARKER).exists()
-
-
-def test_with_consent_the_code_runs(tmp_path: Path) -> None:
     save_foreign(tmp_path)
     result = run_command("predict", tmp_path, "foreign", "photo.png", "--trust_remote_code")
     assert json.loads(result.stdout)["label"].startswith("LABEL_"), result.stderr

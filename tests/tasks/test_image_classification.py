@@ -215,7 +215,7 @@ def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: p
         call_command("evaluate", arguments)
 
 
-def test_too_few_images_are_refused(args: HfViTTrainingArguments) -> None:
+def test_too_few_images_and_used_output_folders_are_refused(args: HfViTTrainingArguments) -> None:
     options = TaskArguments(dataset_name="data", preset="mnist", config_overrides={**TINY, "patch_size": 4})
     model, processor = load_classifier(options, list("0123456789"))
     images = DatasetDict({"train": load_digits()["train"].select(range(20))})
@@ -226,8 +226,6 @@ def test_too_few_images_are_refused(args: HfViTTrainingArguments) -> None:
     with pytest.raises(ValueError, match=r"20 training images do not fill a batch of 21. Reduce --per_device_train"):
         make_trainer(model, processor, images, ClassificationArguments("data"), args)
 
-
-def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingArguments) -> None:
     assert checkpoint_to_resume(args) is None
     (Path(args.output_dir) / "checkpoint-5").mkdir(parents=True)
     with pytest.raises(

@@ -220,16 +220,6 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
         assert batch["patch_attention_mask"].all()
 
 
-def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(scenes, tmp_path / "empty")
-    for file in (folder / "val" / "masks").iterdir():
-        Image.fromarray(np.full_like(np.asarray(Image.open(file)), 255)).save(file)
-    with pytest.raises(ValueError, match=r"No validation image has annotations: no pixel of any mask has a cla"):
-        make_trainer(TASK, folder, tmp_path / "out")
-    with pytest.raises(ValueError, match="No validation image has annotations: no mask has a pixel"):
-        make_trainer("universal_segmentation", folder, tmp_path / "out")
-
-
 def test_mistakes_are_explained(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     window = "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"
@@ -251,3 +241,11 @@ def test_mistakes_are_explained(scenes: Path, tmp_path: Path, monkeypatch: pytes
         with pytest.raises(SystemExit, match=re.escape(message)):
             call_command("train semantic-segmentation", arguments_of(TASK, scenes, tmp_path / "out", *arguments))
         assert not (tmp_path / "out").exists()
+
+    folder = shutil.copytree(scenes, tmp_path / "empty")
+    for file in (folder / "val" / "masks").iterdir():
+        Image.fromarray(np.full_like(np.asarray(Image.open(file)), 255)).save(file)
+    with pytest.raises(ValueError, match=r"No validation image has annotations: no pixel of any mask has a cla"):
+        make_trainer(TASK, folder, tmp_path / "out")
+    with pytest.raises(ValueError, match="No validation image has annotations: no mask has a pixel"):
+        make_trainer("universal_segmentation", folder, tmp_path / "out")

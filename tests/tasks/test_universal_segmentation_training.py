@@ -66,7 +66,7 @@ def assert_perfect(scores: dict[str, float]) -> None:
     assert scores["mask_ap"] == pytest.approx(1)
 
 
-def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
+def test_the_naive_baseline_and_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
     metric = UniversalMetric(["floor", "cat"], [1], can_overlap=False)
     often, once = torch.tensor([[True, False], [False, False]]), torch.tensor([[False, True], [True, True]])
     labels = torch.tensor([1, 0])
@@ -79,8 +79,6 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     larger = {**rare, "masks": torch.ones(2, 4, 4, dtype=torch.bool)}
     assert predict(larger)["semantic"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
-
-def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
     examples = make_trainer(TASK, scenes, tmp_path).eval_dataset
     metric = UniversalMetric(NAMES, [1, 2], can_overlap=False)
     targets = [{name: examples[index][name] for name in ("masks", "class_labels")} for index in range(len(examples))]
