@@ -29,7 +29,6 @@ MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 21, 700, 60
 
 
 def get_name(path: Path) -> str:
-    """Return the module name of a file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -39,7 +38,6 @@ MODULES = {get_name(path): path for path in FILES}
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

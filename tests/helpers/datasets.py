@@ -180,7 +180,6 @@ def write_instances(folder: Path, *annotations: dict) -> Path:
 
 
 def write_coco(file: Path, annotations: list[dict]) -> None:
-    """Writes annotations of one image in COCO format."""
     image = {"id": 12, "file_name": "12.jpg", "height": SHAPE[0], "width": SHAPE[1]}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"images": [image], "annotations": annotations, "categories": COCO_CATEGORIES}))

@@ -20,7 +20,6 @@ Image = tuple[Any, Any]  # prediction and target
 
 
 def size(number: int) -> tuple[int, int]:
-    """Returns height and width of an image."""
     return 112 + 8 * (number % 3), 130 + 16 * (number % 4)
 
 

@@ -88,7 +88,6 @@ def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
 
 
 def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, float]:
-    """Runs the training script of a task and returns the validation scores."""
     run_task(task, data, output_dir, *options)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
@@ -135,7 +134,6 @@ def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) ->
 
 
 def scores_at_all_batch_sizes(data: dict[str, Path], folder: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """Returns the scores of each task on its dataset for each batch size."""
     scores: dict[str, dict[int, dict[str, float]]] = {}
     for task, own in data.items():
         trainer = make_trainer(task, own, folder)

@@ -30,7 +30,6 @@ def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> d
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
-    """Converts arguments to command-line options."""
     words = ((f"--{name}", *(value if isinstance(value, list) else [value])) for name, value in arguments.items())
     return [str(word) for line in words for word in line]
 
@@ -47,5 +46,4 @@ def rows_of(folder: Path, split: str) -> pa.Table:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Returns the content of all files in a folder by name."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -36,7 +36,6 @@ def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> di
 
 
 def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the option values of an evaluation command line."""
     named = dict(pairwise(arguments))
     task_class = find_task({"model_name_or_path": named["--model_name_or_path"], "task": named.get("--task")})
     return parsed(evaluation_options(task_class), arguments)
@@ -60,7 +59,6 @@ def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any
 
 
 def task_of(task_class: type[training.Task], arguments: Arguments) -> Any:
-    """Return the training task of a command line."""
     return task_class.from_options(with_recipe(values_of(task_class.argument_types(), arguments)))
 
 

@@ -31,12 +31,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []  # Processes without a call of `wai
 
 
 class Process:
-    """Python in another process, with the interface of `subprocess.Popen`.
-
-    Attributes:
-        pid: Process id.
-        returncode: Exit code, or the negative number of the signal that ended the process; None before `wait`.
-    """
+    """Python in another process, with `pid`, `returncode` and the methods of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -48,16 +43,9 @@ class Process:
         processes: int = 1,
         fresh: bool = False,
     ) -> None:
-        """Start the process.
+        """Start Python with a script, "-m" and a module, or "-c" and code, as several processes like torchrun.
 
-        Args:
-            *arguments: Arguments of Python: a script, "-m" and a module or "-c" and code, followed by their arguments.
-            workdir: Working directory.
-            environment: Complete environment.
-            stdout: File for standard output.
-            stderr: File for standard error; may be the file for standard output.
-            processes: Number of processes, started as by torchrun.
-            fresh: Whether the process imports the libraries of Hugging Face and `hf_vit` itself.
+        The environment is complete. A `fresh` process imports the libraries of Hugging Face and `hf_vit` itself.
         """
         variables = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
         source = zygote() if fresh else warm_zygote(tuple(sorted(variables.items())))
@@ -93,17 +81,14 @@ class Process:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Terminate the process unless it has ended."""
         self.send_signal(signal.SIGTERM)
 
 
 def receive(connection: socket.socket) -> int:
-    """Receive a number from a zygote."""
     return NUMBER.unpack(connection.recv(NUMBER.size, socket.MSG_WAITALL))[0]
 
 

@@ -129,17 +129,9 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
 class Parity:
     """A reference model, our model, and functions that run them.
 
-    Args:
-        reference: Model of the other library.
-        ours: Our model of the same architecture.
-        run_reference: Returns the outputs of the reference by name, given images of shape (B, C, H, W).
-        run_ours: Returns the outputs of our model by name, given the same images.
-        sizes: Image heights and widths to compare at.
-        float32_positions: Name of the position table of the reference that is kept in float32 in a float64 model if it
-            is resampled, because our model always resamples in float32.
-        without_effect: Suffix of the names of weights without effect: a constant added to all keys shifts all scores
-            of a query equally, and the softmax cancels it.
-        rearrange: Function that reorders renamed weights and gradients if the reference has another layout.
+    Positions named `float32_positions` stay in float32 in a float64 reference if they are resampled, because our model
+    always resamples in float32. Weights whose names end with `without_effect` add a constant to all keys, which the
+    softmax cancels. `rearrange` reorders renamed weights and gradients if the reference has another layout.
     """
 
     reference: nn.Module

@@ -46,7 +46,6 @@ SQUARE = {"size": {"height": 48, "width": 48}}
 
 
 def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
-    """Return a teacher with fixed weights."""
     config = small_config(**TEACHER_CONFIG)
     model = (HfViTModel if kind == "features" else HfViTForImageClassification)(config)
     draw_weights(model)

@@ -284,7 +284,6 @@ class OfSavedModel(HfViTTrainer):
 
 
 def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
-    """Train a LoRA adapter like `train_augmented`."""
     options = {"arguments_class": HfViTTrainingArguments, "warmup_steps": 0, "eval_strategy": "no", "lora_rank": 2}
     return train_augmented(folder, batch_size, trainer_class=OfSavedModel, **options)
 
@@ -317,7 +316,6 @@ def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTra
 
 
 def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
-    """Return the weights and their average."""
     return {
         "weights": flatten(list(trainer.model.parameters())),
         "average": flatten(list(trainer.average.averages.values())),
@@ -468,7 +466,6 @@ def score_tasks(folder: Path, trained: str, *data: str) -> None:
 
 @job
 def pretrain(folder: Path, data: str) -> dict[str, Any]:
-    """Pretrain in two processes."""
     results = train_all_ways(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
     return results
@@ -476,7 +473,6 @@ def pretrain(folder: Path, data: str) -> dict[str, Any]:
 
 @job
 def train_pairs(folder: Path, data: str) -> dict[str, Any]:
-    """Train on images and texts in two processes."""
     results = train_as_one(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
     return results
@@ -529,7 +525,6 @@ def resumable_trainer(folder: Path, workers: int, trainer_class: type[HfViTTrain
 
 @job
 def train_and_die(folder: Path, how: str, workers: str) -> None:
-    """Train until the process is killed."""
     resumable_trainer(folder, int(workers), KILLED[how]).train()
 
 

@@ -38,7 +38,6 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the files of a saved classifier."""
     folder = tmp_path_factory.mktemp("sound")
     HfViTForImageClassification(small_config()).save_pretrained(folder)
     HfViTImageProcessor(size=32).save_pretrained(folder)

@@ -83,7 +83,6 @@ OPTIONS = {
 
 @st.composite
 def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a few options of an image processor."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=4, unique=True))
     return {name: draw(OPTIONS[name]) for name in names}
 
@@ -163,14 +162,12 @@ OWN = [field.name for field in fields(HfViTConfig) if field.name in HINTS and no
 
 @st.composite
 def backbones(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw values for a few fields of the backbone configuration."""
     names = draw(st.lists(st.sampled_from([*OWN, "num_labels", "out_indices", "problem_type"]), max_size=3))
     return {name: draw(values_of(HINTS.get(name))) for name in names}
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw the configuration options of one head."""
     task = draw(st.sampled_from(sorted(TASK_CONFIGS)))
     hints = TASK_CONFIGS[task].__annotations__
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=3, unique=True))

@@ -102,7 +102,6 @@ def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
 
 @pytest.fixture(scope="module")
 def whole(workplace: Path) -> Path:
-    """Return the output folder of an uninterrupted training run."""
     train(workplace, "--output_dir", "whole")
     return workplace / "whole"
 

@@ -26,7 +26,6 @@ def save(model_class: type[hf_vit.HfViTPreTrainedModel], folder: Path, **options
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of saved models."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_class in CLASSES.items():
         save(model_class, folder / name)

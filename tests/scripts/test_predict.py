@@ -27,7 +27,6 @@ from ..helpers.references import draw_weights
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a saved classifier."""
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
     return save_model(model, tmp_path_factory.mktemp("saved"))

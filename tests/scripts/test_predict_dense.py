@@ -55,16 +55,20 @@ def write_noise(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
         Image.fromarray(pixels).save(folder / name)
 
 
-def run(
-    workplace: Path, model: str, output_dir: Path, capsys: pytest.CaptureFixture[str], *options: str
-) -> list[dict]:
+def predict(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
     """Predict all images. Return the printed JSON lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
-    hf_vit.cli.main(["predict", str(workplace / model), *images, "--output_dir", str(output_dir), *options])
+    hf_vit.cli.main(["predict", str(workplace / model), *images, *options])
     lines = lines_of(capsys.readouterr().out)
     assert [line["file"] for line in lines] == images
+    return lines
+
+
+def run(workplace: Path, model: str, folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict]:
+    """Predict all images with output files, and check the pictures. Return the printed JSON lines."""
+    lines = predict(workplace, capsys, model, "--output_dir", str(folder), *options)
     for line, (name, (width, height)) in zip(lines, SIZES.items(), strict=True):
-        assert sorted(line["written"]) == sorted(map(str, output_dir.glob(f"{Path(name).stem}_*")))
+        assert sorted(line["written"]) == sorted(map(str, folder.glob(f"{Path(name).stem}_*")))
         with Image.open(line["written"][-1]) as picture:
             scale = PANEL_SIZE / max(width, height)
             assert picture.width > 2 * scale * width

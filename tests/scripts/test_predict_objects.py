@@ -18,10 +18,9 @@ from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
 from ..processing.test_keypoint_pipeline import DETECTION, NAMES, POSE
 from .test_predict import lines_of
-from .test_predict_dense import write_noise
+from .test_predict_dense import SIZES, predict, write_noise
 
 
-SIZES = {"wide.png": (60, 40), "high.png": (30, 50)}  # width and height
 BLACK = Image.new("RGB", (40, 20))
 SCALE = 480 / BLACK.width  # scale of the black image in its picture
 COLORS = [tuple(color) for color in segmentation_palette(4).tolist()]
@@ -39,7 +38,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         draw_weights(model)
         save_model(model, folder / name, do_affine_crop=name == "pose")
     write_noise(folder / "images", SIZES)
-    boxes = {"wide.png": [[1, 2, 30, 40], [5, 5, 25, 15.5]], "high.png": []}
+    boxes = {"wide.png": [[1, 2, 30, 40], [5, 5, 25, 15.5]], "high.jpg": []}
     objects = {
         name: [{"label": "x", "box": dict(zip(CORNERS, box, strict=True))} for box in boxes[name]] for name in boxes
     }
@@ -48,22 +47,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
-    """Predict all images. Return the printed JSON lines."""
-    images = [str(workplace / "images" / name) for name in SIZES]
-    cli.main(["predict", str(workplace / model), *images, *options])
-    lines = lines_of(capsys.readouterr().out)
-    assert [line["file"] for line in lines] == images
-    return lines
-
-
 def rows_of(file: str) -> list[list[str]]:
     with open(file, newline="") as stream:
         return list(csv.reader(stream))
 
 
 def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(workplace, capsys, "objects", "--threshold", "0.2", "--output_dir", str(tmp_path))
+    lines = predict(workplace, capsys, "objects", "--threshold", "0.2", "--output_dir", str(tmp_path))
     assert not any("best_score" in line for line in lines)
     detect = pipeline("object-detection", model=str(workplace / "objects"))
     assert sum(len(line["objects"]) for line in lines) > 1
@@ -78,19 +68,19 @@ def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_keypoints_of_whole_images_and_sure_ones_alone(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(workplace, capsys, "pose")
+    lines = predict(workplace, capsys, "pose")
     for line, (width, height) in zip(lines, SIZES.values(), strict=True):
         (pose,) = line["poses"]
         assert pose["labels"] == NAMES
         assert list(pose["box"].values()) == [0, 0, width, height]
     least = min(lines[0]["poses"][0]["scores"])
-    (pose,) = run(workplace, capsys, "pose", "--threshold", str(least))[0]["poses"]
+    (pose,) = predict(workplace, capsys, "pose", "--threshold", str(least))[0]["poses"]
     assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
 
 
 def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--boxes", str(workplace / "boxes.jsonl"), "--output_dir", str(tmp_path), "--batch_size", "2"]
-    wide, high = run(workplace, capsys, "pose", *options)
+    wide, high = predict(workplace, capsys, "pose", *options)
     found = pipeline("keypoint-detection", model=str(workplace / "pose"))
     expected = found(wide["file"], boxes=[[1, 2, 30, 40], [5, 5, 25, 15.5]])
     assert len(wide["poses"]) == 2
