@@ -205,14 +205,16 @@ def test_models_of_others_leave_broken_files_out_and_are_not_optimized(tmp_path:
 
 
 def test_the_report_of_an_optimization_is_logged(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    saved: Path, tmp_path: Path, capsys: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", "")  # without a C++ compiler; test_optimize.py compiles
     cli.main(["predict", str(saved), *write_images(tmp_path, 2), "--optimize"])
     assert len(lines_of(capsys.readouterr().out)) == 2
     (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.inference.predict"]
     assert "| tried | milliseconds | times as fast | difference | verdict |" in report
     assert "| as given, float32 |" in report
     assert "| bfloat16 |" in report
+    assert "no C++ compiler found" in report
     assert re.search(r"Kept: .*, [0-9.]+ times as fast as the original model\.", report)
 
 
