@@ -152,6 +152,12 @@ def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp
         assert {path.name for path in tmp_path.iterdir()} == files
 
 
+def test_evaluation_has_the_scores_of_averaged_weights(workplace: Path, tmp_path: Path) -> None:
+    train("semantic_segmentation", workplace / "scenes", tmp_path / "model", *A_FEW_STEPS, "--ema_decay", "0.5")
+    evaluate_task(workplace, "semantic_segmentation", tmp_path, "--model_name_or_path", str(tmp_path / "model"))
+    assert flat(read(tmp_path)) == pytest.approx(flat(read(tmp_path / "model")), rel=1e-5, nan_ok=True)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_written_predictions_are_those_of_predict(task: str, workplace: Path) -> None:
     lines = lines_of((workplace / task / PREDICTIONS).read_text())
