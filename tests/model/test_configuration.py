@@ -47,10 +47,7 @@ from ..helpers.models import VARIANTS, small_config
         ({"layerscale_value": float("nan")}, "None disables LayerScale"),
         ({"position_interpolation_offset": 1}, "position_interpolation_offset=1 must lie in"),
         ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "give a head size of 6"),
-        (
-            {"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3},
-            "=6 must be a multiple of 4",
-        ),
+        ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "=6 must be a multiple"),
         ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*pooling='mean'"),
         ({"use_cls_token": False, "pooling": "cls_mean"}, "pooling='cls_mean' needs the CLS token"),
         ({"use_cls_token": False, "pooling": "mean", "use_distillation_token": True}, "distillation_token=True needs"),
@@ -69,17 +66,14 @@ def test_impossible_combinations_are_refused(options: dict[str, Any], message: s
 
 
 WRONG_TYPES = {"hidden_size": 64.0, "qkv_bias": 1, "image_size": "224", "pooling": "max", "norm_type": "batchnorm"}
-WRONG_TYPES |= {
-    "position_embedding_type": "absolute",
-    "rope_coordinates": "pixels",
-    "position_interpolation": "nearest",
-}
+WRONG_TYPES |= {"position_embedding_type": "absolute", "rope_coordinates": "pixels"}
+WRONG_TYPES["position_interpolation"] = "nearest"
 
 
-@pytest.mark.parametrize("name", WRONG_TYPES)
-def test_wrong_types_are_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES.items())
+def test_wrong_types_are_refused(name: str, value: Any) -> None:
     with pytest.raises(StrictDataclassFieldValidationError, match=name):
-        HfViTConfig(**{name: WRONG_TYPES[name]})
+        HfViTConfig(**{name: value})
 
 
 def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
@@ -131,33 +125,31 @@ def test_num_labels_and_names(tmp_path: Path) -> None:
     assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
     # Labels given at loading replace the saved names.
     small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
-    assert HfViTConfig.from_pretrained(tmp_path).id2label == {0: "cat", 1: "dog"}
-    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3).id2label == {i: f"LABEL_{i}" for i in range(3)}
     names = {0: "a", 1: "b", 2: "c"}
-    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3, id2label=names).id2label == names
-    assert HfViTConfig.from_pretrained(tmp_path, id2label=names).num_labels == 3
+    for given, expected in (
+        ({}, {0: "cat", 1: "dog"}),
+        ({"num_labels": 3}, {i: f"LABEL_{i}" for i in range(3)}),
+        ({"num_labels": 3, "id2label": names}, names),
+        ({"id2label": names}, names),
+    ):
+        config = HfViTConfig.from_pretrained(tmp_path, **given)
+        assert (config.id2label, config.num_labels) == (expected, len(expected)), given
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
     """`id2label` may have string keys when it is loaded, passed to an Auto class, or assigned."""
-    names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
+    given = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": "0", "b": "1", "c": "2"}}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()
-    assigned.id2label, assigned.label2id = names, numbers
-    given = {"id2label": names, "label2id": numbers}
-    for config in (
-        assigned,
-        HfViTConfig.from_pretrained(tmp_path, **given),
-        transformers.AutoConfig.from_pretrained(tmp_path, num_labels=3, **given),
-    ):
+    assigned.id2label, assigned.label2id = given.values()
+    by_auto_class = transformers.AutoConfig.from_pretrained(tmp_path, num_labels=3, **given)
+    for config in (assigned, HfViTConfig.from_pretrained(tmp_path, **given), by_auto_class):
         assert config.id2label == {0: "a", 1: "b", 2: "c"}
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
     # Before version 5.23, transformers checks the type itself and raises its own message.
-    ours = r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: "
-    with pytest.raises(
-        (ValueError, StrictDataclassFieldValidationError), match=ours + r"|'id2label' with value .'cat"
-    ):
+    message = r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: |'id2label' with value .'cat"
+    with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=message):
         assigned.id2label = {"cat": 0}
 
 
@@ -223,9 +215,7 @@ def test_stages_follow_the_depth(tmp_path: Path) -> None:
 
 def test_derived_sizes() -> None:
     config = small_config("registers", image_size=(32, 64), patch_size=(8, 16))
-    assert config.grid_size == (4, 4)
-    assert config.num_prefix_tokens == 4
-    assert config.num_prefix_positions == 2
+    assert (config.grid_size, config.num_prefix_tokens, config.num_prefix_positions) == ((4, 4), 4, 2)
     assert small_config(prefix_has_position=False).num_prefix_positions == 0
     assert [small_config(rope_grid_size=size).rotary_grid_size for size in (None, 7)] == [(4, 4), (7, 7)]
     assert [small_config("none", use_pooler=pooler).pooled_size for pooler in (True, False)] == [32, 64]
@@ -237,28 +227,25 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
         HfViTConfig.from_pretrained(tmp_path)
 
 
-# Options of each task, and an override of each task in the same order.
-TASKS: dict[str, dict[str, Any]] = {
-    "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
-    "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
-    "depth_config": {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
-    "detection_config": {"decoder": "queries", "num_blocks": 2, "class_loss": "iou_aware"},
-    "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
-    "masked_image_modeling_config": {"mask_type": "blockwise", "norm_pix_loss": False},
-    "joint_embedding_config": {"embedding_size": 16, "gaussian_weight": 0.1},
-    "reconstruction_config": {"latent_channels": 4, "pixel_loss": "l1"},
-    "text_config": {"num_hidden_layers": 2, "pooling": "last"},
-    "contrastive_config": {"loss": "softmax", "projection_dim": 8},
+# Options of each task, and an override at loading
+TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "segmentation_config": (
+        {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
+        {"dice_weight": 1.5},
+    ),
+    "universal_segmentation_config": ({"num_queries": 7, "oversample_ratio": 2}, {"mask_weight": 1.5}),
+    "depth_config": (
+        {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
+        {"gradient_loss_weight": 1.5},
+    ),
+    "detection_config": ({"decoder": "queries", "num_blocks": 2, "class_loss": "iou_aware"}, {"giou_weight": 1.5}),
+    "keypoint_config": ({"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5}, {"hidden_size": 64}),
+    "masked_image_modeling_config": ({"mask_type": "blockwise", "norm_pix_loss": False}, {"mask_ratio": 0.5}),
+    "joint_embedding_config": ({"embedding_size": 16, "gaussian_weight": 0.1}, {"num_slices": 8}),
+    "reconstruction_config": ({"latent_channels": 4, "pixel_loss": "l1"}, {"kl_weight": 0.1}),
+    "text_config": ({"num_hidden_layers": 2, "pooling": "last"}, {"num_hidden_layers": 1}),
+    "contrastive_config": ({"loss": "softmax", "projection_dim": 8}, {"projection_dim": 8}),
 }
-OVERRIDES = [("dice_weight", 1.5), ("mask_weight", 1.5), ("gradient_loss_weight", 1.5), ("giou_weight", 1.5)]
-OVERRIDES += [
-    ("hidden_size", 64),
-    ("mask_ratio", 0.5),
-    ("num_slices", 8),
-    ("kl_weight", 0.1),
-    ("num_hidden_layers", 1),
-]
-OVERRIDES += [("projection_dim", 8)]
 all_tasks = pytest.mark.parametrize("field", TASKS)
 
 
@@ -269,17 +256,21 @@ def test_every_task_is_tried_and_has_few_options() -> None:
 
 @all_tasks
 def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, tmp_path: Path) -> None:
-    options = TASK_CONFIGS[field](**TASKS[field])
-    for given in (options, TASKS[field]):
+    own, override = TASKS[field]
+    options = TASK_CONFIGS[field](**own)
+    for given in (options, own):
         config = small_config(**{field: given})
         assert getattr(config, field) == options
         config.save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())[field] == TASKS[field]
+        assert json.loads((tmp_path / "config.json").read_text())[field] == own
         reopened = HfViTConfig.from_pretrained(tmp_path)
-        assert getattr(reopened, field).to_dict() == TASKS[field]
+        assert getattr(reopened, field).to_dict() == own
         assert reopened.to_diff_dict() == config.to_diff_dict()
+    # An override at loading leaves the other options.
+    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: override}), field).to_dict() == {**own, **override}
+    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: None}), field) is None
     config = small_config()
-    setattr(config, field, TASKS[field])
+    setattr(config, field, own)
     assert getattr(config, field) == options
     # Options at their defaults are not saved.
     config = HfViTConfig()
@@ -287,20 +278,10 @@ def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, t
     config.save_pretrained(tmp_path)
     assert field not in json.loads((tmp_path / "config.json").read_text())
     assert getattr(HfViTConfig.from_pretrained(tmp_path), field) is None
+    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: override}), field).to_dict() == override
     spelled_out = small_config(**{field: json.loads(json.dumps(asdict(TASK_CONFIGS[field]())))})
     assert spelled_out.to_dict()[field] == {}
     assert TASK_CONFIGS[field].of(None) == TASK_CONFIGS[field]() == TASK_CONFIGS[field].of({})
-
-
-@pytest.mark.parametrize(("field", "override"), zip(TASKS, OVERRIDES, strict=True))
-def test_overrides_at_loading_leave_the_other_options(field: str, override: tuple[str, Any], tmp_path: Path) -> None:
-    small_config(**{field: TASKS[field]}).save_pretrained(tmp_path)
-    name, value = override
-    reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
-    assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}
-    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: None}), field) is None
-    HfViTConfig().save_pretrained(tmp_path)
-    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}}), field).to_dict() == {name: value}
 
 
 def test_models_take_overrides_of_options(tmp_path: Path) -> None:
@@ -367,7 +348,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"decoder_hidden_size": 24}, "multiple of 4, .*attention_heads=16"),
         (
             {"objective": "simmim", "norm_pix_loss": False},
-            "norm_pix_loss=False applies only to objective='mae' and has no effect with 'simmim'",
+            "applies only to objective='mae' and has no effect with 'si",
         ),
     ],
 }

@@ -1,7 +1,6 @@
 """Deformable decoder: sampling compared with a loop, padding, query groups, initialization."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,31 +17,22 @@ from hf_vit.model.deformable_decoder import (
     deformable_attention,
     select_proposals,
 )
-from hf_vit.model.layers import HfViTBatchNorm2d
 from hf_vit.model.task_configurations import HfViTDetectionConfig
 from hf_vit.model.task_object_detection import box_overlaps
 
 from ..helpers.models import objects, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
-from .test_detection_models import average_precision, loss_and_gradients, padded_batch, train
-from .test_modeling import assert_same
-from .test_modeling import build as build_model
-
-
-OPTIONS: dict[str, Any] = {"decoder": "deformable", "num_queries": 4, "num_layers": 2, "hidden_size": 16}
-OPTIONS |= {"num_attention_heads": 2, "num_points": 2, "num_groups": 3, "scale_factors": (2, 0.5)}
+from .checks import DEFORMABLE, draw_statistics, train
+from .checks import build as build_model
+from .test_detection_models import average_precision, check_loss_and_gradients, padded_batch
 
 
 def build(**options: Any) -> HfViTDeformableDecoder:
     """Return a float64 decoder in evaluation mode with random weights and statistics."""
     torch.manual_seed(0)
-    decoder = HfViTDeformableDecoder(small_config(), HfViTDetectionConfig(**{**OPTIONS, **options}))
+    decoder = HfViTDeformableDecoder(small_config(), HfViTDetectionConfig(**{**DEFORMABLE, **options}))
     draw_weights(decoder)
-    for module in decoder.modules():
-        if isinstance(module, HfViTBatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    return decoder.double().eval()
+    return draw_statistics(decoder).double().eval()
 
 
 def levels_of(decoder: HfViTDeformableDecoder, batch: int, grid: tuple[int, int], seed: int = 0) -> list[Tensor]:
@@ -205,36 +195,14 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
     assert_same_predictions(decoder.eval()(levels), first)
 
 
-def test_saved_model_is_the_same(tmp_path: Path) -> None:
-    model = build_model(HfViTForObjectDetection, "windows", detection_config={**OPTIONS, "projector_norm": "batch"})
-    model.save_pretrained(tmp_path)
-    reloaded, info = HfViTForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    assert_same(reloaded(pixels(model.config)), model(pixels(model.config)))
-
-
-def test_the_other_decoder_starts_fresh_and_is_reported(tmp_path: Path) -> None:
-    queries = {"decoder": "queries", "num_queries": 5, "num_blocks": 2}
-    for options, other in ((OPTIONS, queries), (queries, OPTIONS)):
-        build_model(HfViTForObjectDetection, detection_config=options).save_pretrained(tmp_path)
-        opened = HfViTForObjectDetection.from_pretrained(tmp_path, output_loading_info=True, detection_config=other)
-        model, info = opened
-        assert info["missing_keys"] == {name for name in model.state_dict() if not name.startswith("model.")}
-        assert not info["mismatched_keys"]
-
-
 def test_padding_and_splitting_change_no_loss_and_no_gradient() -> None:
     options = {"position_embedding_type": "rotary", "window_size": 2, "global_attention_layers": [1]}
-    model = build_model(HfViTForObjectDetection, detection_config=OPTIONS, **options).double().train()
-    alone, together = padded_batch(model, torch.float64)
-    expected, actual = (loss_and_gradients(model, batches) for batches in (alone, [together]))
-    for own, other, name in zip(actual, expected, ("loss", "gradients"), strict=True):
-        assert_close(own, other, 1e-9, name)
+    model = build_model(HfViTForObjectDetection, detection_config=DEFORMABLE, **options).double().train()
+    check_loss_and_gradients(model, *padded_batch(model, torch.float64))
 
 
 def test_blocks_that_the_decoder_does_not_see_have_no_part_in_a_result() -> None:
-    options = {"detection_config": {**OPTIONS, "out_indices": [2, 0]}, "num_hidden_layers": 4}
+    options = {"detection_config": {**DEFORMABLE, "out_indices": [2, 0]}, "num_hidden_layers": 4}
     for apply_layernorm in (True, False):
         model = build_model(HfViTForObjectDetection, **options, apply_layernorm=apply_layernorm).train()
         outputs = model(pixels(model.config))
@@ -278,7 +246,7 @@ def test_every_weight_gets_a_gradient(norm: str) -> None:
 
 
 def test_initialization_is_that_of_the_design() -> None:
-    config = small_config(detection_config={**OPTIONS, "num_points": 3}, initializer_range=0.03)
+    config = small_config(detection_config={**DEFORMABLE, "num_points": 3}, initializer_range=0.03)
     torch.manual_seed(0)
     for model in (
         HfViTForObjectDetection(config),
@@ -310,11 +278,11 @@ def test_initialization_is_that_of_the_design() -> None:
 
 def test_model_finds_the_objects_of_one_batch() -> None:
     torch.manual_seed(0)
-    options = {**OPTIONS, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
+    options = {**DEFORMABLE, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
     batch = objects(model.config, 3)
-    train(model.train(), batch, steps=600, max_lr=2e-3, betas=(0.9, 0.999))
-    outputs = model.eval()(**batch)
+    train(model, batch, steps=600, max_lr=2e-3, clips=True)
+    outputs = model(**batch)
     assert outputs.logits.shape == (3, 8, 5)
     for probabilities, boxes, target in zip(outputs.probabilities, outputs.pred_boxes, batch["labels"], strict=True):
         found = probabilities.amax(dim=1) > 0.5
@@ -323,30 +291,3 @@ def test_model_finds_the_objects_of_one_batch() -> None:
         overlaps, _ = box_overlaps(*map(center_to_corners_format, (boxes[found][order], target["boxes"][expected])))
         assert (overlaps > 0.9).all()
     assert average_precision(outputs, batch["labels"], model.config.num_labels) > 0.95
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_close(dtype: torch.dtype) -> None:
-    # Use a single query, because rounding could change the order of several queries.
-    decoder = build(num_queries=1, scale_factors=(1,)).float()
-    levels = [level.float() for level in levels_of(decoder, 2, (4, 5))]
-    expected = decoder(levels)
-    with torch.autocast("cpu", dtype):
-        autocast = decoder(levels)
-    half = decoder.to(dtype)([level.to(dtype) for level in levels])
-    for actual in (autocast, half):
-        for own, other in zip(actual, expected, strict=True):
-            assert own.boxes.dtype == torch.float32
-            assert_close(own.boxes, other.boxes, 0.1, "boxes")
-            assert_close(own.logits.float(), other.logits, 0.1, "logits")
-
-
-def test_model_compiles_whole() -> None:
-    model = build_model(HfViTForObjectDetection, "windows", detection_config=OPTIONS)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
-    images = pixels(model.config, grid=(3, 5))
-    with torch.no_grad():
-        actual, expected = compiled(images), model(images)
-    assert_close(actual.pred_boxes, expected.pred_boxes, 1e-4, "boxes")
-    assert_close(actual.logits, expected.logits, 1e-4, "logits")

@@ -1,5 +1,7 @@
 """Depth losses, compared with references in float64."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,7 @@ all_losses = pytest.mark.parametrize("options", ALL, ids=str)
 def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return predictions, labels with all kinds of invalid values, and the mask of valid pixels."""
     generator = torch.Generator().manual_seed(0)
-    predicted = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
-    labels = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
+    predicted, labels = 1 + 4 * torch.rand(2, count, 9, 12, generator=generator, dtype=torch.float64)
     for index in range(count):
         for number, value in enumerate(INVALID):
             labels[index, number :: 5 + index, number::4] = value
@@ -35,39 +36,31 @@ def loss(predicted: Tensor, labels: Tensor, **options: Any) -> Tensor:
     return depth_loss(predicted, labels, HfViTDepthConfig(**options))
 
 
-def pairs(predicted: Tensor, labels: Tensor, valid: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Yield the valid pixels of each image."""
-    arrays = zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True)
-    return [(own[counted], label[counted]) for own, label, counted in arrays]
+def silog(own: np.ndarray, label: np.ndarray, silog_lambda: float = 0.5) -> float:
+    ratio = np.log(own) - np.log(label)
+    return np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2)
 
 
-@pytest.mark.parametrize("silog_lambda", [0.0, 0.5, 1.0])
-def test_silog_by_hand(silog_lambda: float) -> None:
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        *(({"loss": "silog", "silog_lambda": share}, partial(silog, silog_lambda=share)) for share in (0.0, 0.5, 1.0)),
+        ({}, silog),  # the default for metric depth
+        ({"loss": "l1"}, lambda own, label: np.abs(own - label).mean()),
+        ({"loss": "mse"}, lambda own, label: ((own - label) ** 2).mean()),
+    ],
+)
+def test_losses_of_metric_depth_by_hand(options: dict[str, Any], reference: Callable[..., float]) -> None:
     predicted, labels, valid = batch()
-    expected = []
-    for own, label in pairs(predicted, labels, valid):
-        ratio = np.log(own) - np.log(label)
-        expected.append(np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2))
-    actual = loss(predicted, labels, loss="silog", silog_lambda=silog_lambda)
-    assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
-    # This loss is the default for metric depth.
-    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)
-
-
-@pytest.mark.parametrize(("name", "power"), [("l1", 1), ("mse", 2)])
-def test_absolute_and_squared_errors_by_hand(name: str, power: int) -> None:
-    predicted, labels, valid = batch()
-    expected = [(np.abs(own - label) ** power).mean() for own, label in pairs(predicted, labels, valid)]
-    assert float(loss(predicted, labels, loss=name)) == pytest.approx(np.mean(expected), rel=1e-12)
-
-
-def lower_median(values: np.ndarray) -> float:
-    return float(np.sort(values)[(len(values) - 1) // 2])
+    images = zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True)
+    expected = np.mean([reference(own[counted], label[counted]) for own, label, counted in images])
+    assert float(loss(predicted, labels, **options)) == pytest.approx(expected, rel=1e-12)
 
 
 def normalized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    centerd = values - lower_median(values[valid])
-    return centerd / np.abs(centerd[valid]).mean()
+    known = np.sort(values[valid])
+    centered = values - known[(len(known) - 1) // 2]  # the lower median
+    return centered / np.abs(centered[valid]).mean()
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
@@ -80,13 +73,9 @@ def test_scale_and_shift_invariant_loss_by_hand(weight: float) -> None:
         total = np.abs(error[counted]).mean()
         for step in (1, 2, 4, 8):
             coarse, known = error[::step, ::step], counted[::step, ::step]
-            slopes = 0.0
-            for row in range(coarse.shape[0]):
-                for column in range(coarse.shape[1]):
-                    for other in ((row + 1, column), (row, column + 1)):
-                        inside = other[0] < coarse.shape[0] and other[1] < coarse.shape[1]
-                        if inside and known[row, column] and known[other]:
-                            slopes += abs(coarse[other] - coarse[row, column])
+            down = np.abs(np.diff(coarse, axis=0))[known[1:] & known[:-1]]
+            across = np.abs(np.diff(coarse, axis=1))[known[:, 1:] & known[:, :-1]]
+            slopes = down.sum() + across.sum()
             total += weight * slopes / max(known.sum(), 1)
         expected.append(total)
     actual = loss(predicted, labels, **RELATIVE, gradient_loss_weight=weight)
@@ -104,7 +93,7 @@ def test_relative_loss_knows_no_scale_and_no_shift() -> None:
 
 
 @all_losses
-def test_a_perfect_prediction_costs_nothing(options: dict[str, Any]) -> None:
+def test_a_perfect_prediction_costs_nothing_and_a_constant_one_has_finite_gradients(options: dict[str, Any]) -> None:
     _, labels, _ = batch()
     known = labels.where(labels.isfinite() & (labels > 0), 2)
     predicted = (1 / known if options is RELATIVE else known).float().requires_grad_()
@@ -112,6 +101,10 @@ def test_a_perfect_prediction_costs_nothing(options: dict[str, Any]) -> None:
     assert float(total) == pytest.approx(0, abs=1e-6)
     total.backward()
     assert predicted.grad.isfinite().all()
+    for constant in (0.0, 2.0):
+        flat = torch.full(labels.shape, constant, requires_grad=True)
+        loss(flat, labels, **options).backward()
+        assert flat.grad.isfinite().all()
 
 
 @all_losses
@@ -126,15 +119,6 @@ def test_an_image_without_a_valid_pixel_adds_exactly_zero(options: dict[str, Any
         assert predicted.grad[0].any(), value
         assert not predicted.grad[1].any(), value
         assert float(loss(predicted[1:], labels[1:], **options)) == 0, value
-
-
-@all_losses
-def test_a_constant_prediction_gives_finite_gradients(options: dict[str, Any]) -> None:
-    _, labels, _ = batch()
-    for constant in (0.0, 2.0):
-        predicted = torch.full(labels.shape, constant, requires_grad=True)
-        loss(predicted, labels, **options).backward()
-        assert predicted.grad.isfinite().all()
 
 
 def test_predictions_are_resized_to_the_labels_which_may_have_a_channel() -> None:
@@ -165,10 +149,7 @@ def test_what_is_farther_than_can_be_predicted_does_not_count() -> None:
         assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
         assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
         assert float(loss(predicted, labels + 9, **options, max_depth=5)) == 0
-
-
-def test_relative_depth_and_depth_without_a_limit_have_no_far() -> None:
-    predicted, labels, _ = batch()
+    # There is no limit for relative depth, nor without a maximum.
     for unlimited, limited in (({**RELATIVE, "max_depth": None}, RELATIVE), ({"max_depth": None}, {"max_depth": 1e9})):
         assert torch.equal(loss(predicted, 20 * labels, **unlimited), loss(predicted, 20 * labels, **limited))
     assert float(loss(predicted, 20 * labels, max_depth=None)) > 0

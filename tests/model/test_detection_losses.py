@@ -73,21 +73,17 @@ def test_overlaps_equal_those_of_torchvision_and_by_hand() -> None:
     torch.testing.assert_close(generalized, torch.tensor([1 / 7 - 2 / 9, -0.5]))
 
 
-def test_boxes_without_area_give_finite_losses_and_gradients() -> None:
+def test_boxes_without_area_or_far_off_leave_losses_and_gradients_finite() -> None:
     points = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.2, 0.3, 0.0, 0.4]], requires_grad=True)
     _, generalized = box_overlaps(center_to_corners_format(points), center_to_corners_format(points.detach()))
     generalized.sum().backward()
     assert generalized.isfinite().all()
     assert points.grad is not None
     assert points.grad.isfinite().all()
-
-
-def test_a_box_that_is_far_off_leaves_the_loss_of_the_others() -> None:
     prediction, labels = draw("iou_aware")
     far = prediction.boxes.detach().clone()
     far[0, 0] = math.inf
-    sums = prediction_losses(prediction.logits, far, labels, options("iou_aware"))
-    assert torch.stack(sums).isfinite().all()
+    assert torch.stack(prediction_losses(prediction.logits, far, labels, options("iou_aware"))).isfinite().all()
 
 
 @pytest.mark.parametrize("counts", [COUNTS, (1, 1), (20, 20), (0, 20), (25, 2)], ids=str)
@@ -142,7 +138,7 @@ def test_divisors_of_parts_add_up() -> None:
 
 
 @all_losses
-def test_images_without_objects_teach_the_classes_alone(class_loss: str) -> None:
+def test_images_without_objects_and_with_more_objects_than_queries(class_loss: str) -> None:
     prediction, labels = draw(class_loss)
     empty = [{name: values[:0] for name, values in target.items()} for target in labels]
     sums = prediction_losses(*prediction, empty, options(class_loss))
@@ -151,10 +147,6 @@ def test_images_without_objects_teach_the_classes_alone(class_loss: str) -> None
     gradients = torch.autograd.grad(torch.stack(sums).sum(), list(prediction))
     assert gradients[0].abs().min() > 0
     assert gradients[1].abs().max() == 0
-
-
-@all_losses
-def test_more_objects_than_queries_leave_some_without(class_loss: str) -> None:
     prediction, labels = draw(class_loss, num_queries=2)
     of_image = [values[3] for values in (prediction.logits, prediction.boxes)]
     queries, objects = match_objects(*of_image, labels[3]["class_labels"], labels[3]["boxes"], options(class_loss))

@@ -14,28 +14,10 @@ from hf_vit.evaluation.detection import DetectionMetric
 
 from ..helpers.models import boxes, pixels
 from ..helpers.references import assert_close
-from .test_modeling import assert_same, build
+from .checks import DECODERS, assert_same, build, pad_images, train
 
 
-# Variants of each detection decoder, by name.
-DECODERS: dict[str, dict[str, Any]] = {
-    "all_blocks": {"decoder": "queries", "num_queries": 6},
-    "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},
-    "mid_positions": {
-        "decoder": "queries",
-        "num_queries": 6,
-        "num_blocks": 2,
-        "num_layers": 1,
-        "use_mid_position_embeddings": True,
-        "class_loss": "iou_aware",
-    },
-}
 all_decoders = pytest.mark.parametrize("decoder", DECODERS)
-GRIDS = [(2, 5), (4, 3), (4, 5)]
-
-
-def build_decoder(decoder: str, **overrides: Any) -> Any:
-    return build(HfViTForObjectDetection, detection_config=DECODERS[decoder], **overrides)
 
 
 def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -46,30 +28,31 @@ def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[s
     }
 
 
-def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses of batches, and its gradients."""
-    model.zero_grad()
-    count = torch.stack([model.count_items(batch["labels"]) for batch in batches]).sum(dim=0)
-    loss = torch.stack([model(**batch, num_items_in_batch=count).loss for batch in batches]).sum()
-    loss.backward()
-    return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+def check_loss_and_gradients(model: Any, alone: list[dict[str, Any]], together: dict[str, Any]) -> None:
+    """Assert that the loss and gradients of a batch are the sums of those of its images."""
+    results = []
+    for batches in (alone, [together]):
+        model.zero_grad()
+        count = torch.stack([model.count_items(batch["labels"]) for batch in batches]).sum(dim=0)
+        loss = torch.stack([model(**batch, num_items_in_batch=count).loss for batch in batches]).sum()
+        loss.backward()
+        results.append((loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    for expected, actual, name in zip(*results, ("loss", "gradients"), strict=True):
+        assert_close(actual, expected, 1e-9, name)
 
 
 def padded_batch(model: Any, dtype: torch.dtype) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return images of three sizes with 0, 1 and 2 objects, separately and as a batch."""
-    alone, batch, mask = [], torch.zeros(3, 3, 32, 40, dtype=dtype), torch.zeros(3, 4, 5, dtype=torch.bool)
-    for index, (rows, columns) in enumerate(GRIDS):
-        image = pixels(model.config, batch=1, grid=(rows, columns)).to(dtype)
-        alone.append({"pixel_values": image, "labels": [targets(index, index, dtype)]})
-        batch[index, :, : 8 * rows, : 8 * columns] = image[0]
-        mask[index, :rows, :columns] = True
-    labels = [example["labels"][0] for example in alone]
+    images = [pixels(model.config, batch=1, grid=grid).to(dtype) for grid in ((2, 5), (4, 3), (4, 5))]
+    labels = [targets(index, index, dtype) for index in range(3)]
+    batch, mask = pad_images(images)
+    alone = [{"pixel_values": image, "labels": [own]} for image, own in zip(images, labels, strict=True)]
     return alone, {"pixel_values": batch, "patch_attention_mask": mask, "labels": labels}
 
 
 @all_decoders
 def test_padding_and_splitting_change_no_prediction_no_loss_and_no_gradient(decoder: str) -> None:
-    model = build_decoder(decoder)
+    model = build(decoder)
     alone, together = padded_batch(model, torch.float32)
     outputs = model(together["pixel_values"], patch_attention_mask=together["patch_attention_mask"])
     for index, example in enumerate(alone):
@@ -77,18 +60,16 @@ def test_padding_and_splitting_change_no_prediction_no_loss_and_no_gradient(deco
         for name in ("pred_boxes", "probabilities", "logits"):
             assert_close(outputs[name][index], own[name][0], 1e-5, name)
     # Rotary positions: images of several sizes would resample a position table in float32.
-    model = build_decoder(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
+    model = build(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
     alone, together = padded_batch(model, torch.float64)
     if decoder == "mid_positions":  # this variant also has a position table
         alone, together = alone[2:], {name: value[2:] for name, value in together.items()}
-    expected, actual = loss_and_gradients(model, alone), loss_and_gradients(model, [together])
-    for a, e, name in zip(actual, expected, ("loss", "gradients"), strict=True):
-        assert_close(a, e, 1e-9, name)
+    check_loss_and_gradients(model, alone, together)
 
 
 @all_decoders
 def test_every_layer_predicts_in_training_and_the_loss_is_divided_by_what_the_batch_has(decoder: str) -> None:
-    model = build_decoder(decoder).train()
+    model = build(decoder).train()
     options = DECODERS[decoder]
     num_layers = options.get("num_blocks", 3) + options.get("num_layers", 0)
     images = pixels(model.config)
@@ -109,19 +90,19 @@ def test_every_layer_predicts_in_training_and_the_loss_is_divided_by_what_the_ba
 
 
 def test_probabilities_are_those_of_the_classes_alone() -> None:
-    model = build_decoder("all_blocks")
+    model = build("all_blocks")
     outputs = model(pixels(model.config))
     assert outputs.logits.shape == (2, 6, 6)
     assert outputs.probabilities.shape == (2, 6, 5)
     torch.testing.assert_close(outputs.probabilities, outputs.logits.softmax(-1)[..., :5])
-    focal = build_decoder("mid_positions")
+    focal = build("mid_positions")
     outputs = focal(pixels(focal.config))
     assert outputs.logits.shape == (2, 6, 5)
     torch.testing.assert_close(outputs.probabilities, outputs.logits.sigmoid())
 
 
 def test_mid_positions_follow_the_size_of_the_model(tmp_path: Path) -> None:
-    model = build_decoder("mid_positions")
+    model = build("mid_positions")
     model.save_pretrained(tmp_path)
     larger = HfViTForObjectDetection.from_pretrained(tmp_path, image_size=48)
     assert larger.detection_head.mid_position_embeddings.shape == (1, 1 + 36, 32)
@@ -129,22 +110,6 @@ def test_mid_positions_follow_the_size_of_the_model(tmp_path: Path) -> None:
     assert_same(larger(images), model(images), 1e-5)
     with pytest.raises(ValueError, match="num_register_tokens=2 do not match the position embeddings between blocks"):
         HfViTForObjectDetection.from_pretrained(tmp_path, num_register_tokens=2)
-
-
-@pytest.mark.thinned(2)
-@all_decoders
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_close(decoder: str, dtype: torch.dtype) -> None:
-    model = build_decoder(decoder)
-    images, labels = pixels(model.config), [targets(2, 0), targets(1, 1)]
-    expected = model(images, labels=labels)
-    with torch.autocast("cpu", dtype):
-        autocast = model(images, labels=labels)
-    half = model.to(dtype)(images, labels=labels)
-    for actual in (autocast, half):
-        for name in ("logits", "pred_boxes", "loss"):
-            assert_close(actual[name].float(), expected[name], 0.2, name)
-        assert actual.loss.dtype == torch.float32
 
 
 def test_bad_options_are_refused() -> None:
@@ -196,20 +161,9 @@ def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
     sizes |= {"image_size": 64, "patch_size": 16, "num_labels": 3}
-    model = HfViTForObjectDetection(HfViTConfig(**sizes, detection_config=DECODERS[decoder])).train()
+    model = HfViTForObjectDetection(HfViTConfig(**sizes, detection_config=DECODERS[decoder]))
     images, labels = painted(4)
-    train(model, {"pixel_values": images, "labels": labels}, steps=150, max_lr=3e-3, betas=(0.9, 0.95))
+    train(model, {"pixel_values": images, "labels": labels}, steps=150, max_lr=3e-3, clips=True)
     with torch.no_grad():
-        outputs = model.eval()(images)
+        outputs = model(images)
     assert average_precision(outputs, labels, num_classes=3) > 0.95
-
-
-def train(model: Any, batch: dict[str, Any], steps: int, max_lr: float, betas: tuple[float, float]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, weight_decay=0.0, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=max_lr, total_steps=steps)
-    for _ in range(steps):
-        model(**batch).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()

@@ -19,7 +19,7 @@ from hf_vit.model.adapt_inputs import apply_geometry, change_input_channels, res
 from ..helpers.datasets import load_digits
 from ..helpers.models import MODEL_CLASSES, SMALL_DEPTH, VARIANTS, pixels
 from ..helpers.references import assert_close
-from .test_modeling import build
+from .checks import MASKED, assert_same, assert_same_weights, build, check_saved, inputs_of, name_of
 
 
 # Every field that changes the geometry, alone and in combination.
@@ -39,15 +39,11 @@ CHANGES["all"]["num_register_tokens"] = 1
 all_changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 
-def embedding_weights(model: Any) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.base_model.embeddings.named_parameters()}
-
-
 def kernels_of(num_channels: int = 3, size: int = 4) -> Tensor:
     return torch.randn(5, num_channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def test_kernels_and_channels_equal_timm() -> None:
+def test_kernels_and_channels_equal_timm_and_keep_their_dtype() -> None:
     kernels = kernels_of(size=8)
     for new_size in ((16, 16), (4, 4), (6, 10), (7, 14)):
         expected = resample_patch_embed(kernels, list(new_size))
@@ -55,9 +51,6 @@ def test_kernels_and_channels_equal_timm() -> None:
     for count in (1, 2, 3, 4, 6, 7):
         expected = adapt_input_conv(count, kernels)
         assert_close(change_input_channels(kernels, count), expected, 1e-6, f"kernels of {count} channels")
-
-
-def test_equal_channels_are_answered_to_as_before_and_kernels_keep_their_dtype() -> None:
     for old, new in ((3, 1), (1, 3), (2, 6)):
         changed = change_input_channels(kernels_of(old), new)
         assert changed.shape == (5, new, 4, 4)
@@ -70,9 +63,8 @@ def test_equal_channels_are_answered_to_as_before_and_kernels_keep_their_dtype()
 @pytest.fixture(scope="module")
 def digits() -> tuple[Any, Tensor, Tensor]:
     """Return a digit classifier, and test images (N, 1, 28, 28) with labels."""
-    splits = load_digits()
     images, labels = {}, {}
-    for name, split in splits.items():
+    for name, split in load_digits().items():
         images[name] = torch.from_numpy(np.stack(split["image"]))[:, None] / 127.5 - 1
         labels[name] = torch.tensor(split["label"])
     torch.manual_seed(0)
@@ -89,52 +81,56 @@ def digits() -> tuple[Any, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def answers(model: Any, images: Tensor) -> Tensor:
-    """Return the logits for images that are resized to the image size of the model."""
+def answers(model: Any, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Return the logits for images that are resized to the image size of the model, and the accuracy."""
     size = model.config.image_size
-    return model(F.interpolate(images, (size, size), mode="bicubic", antialias=True)).logits
+    logits = model(F.interpolate(images, (size, size), mode="bicubic", antialias=True)).logits
+    return logits, float((logits.argmax(1) == labels).float().mean())
 
 
 @pytest.mark.parametrize(("image_size", "patch_size"), [(42, 6), (21, 3)])
 def test_resized_patches_see_resized_images_as_before(digits: Any, image_size: int, patch_size: int) -> None:
-    trained, images, labels = digits
-    before = answers(trained, images)
-    accuracy = (before.argmax(1) == labels).float().mean()
+    trained, *data = digits
+    before, accuracy = answers(trained, *data)
     assert accuracy > 0.85
     model = copy.deepcopy(trained)
     apply_geometry(model, image_size=image_size, patch_size=patch_size)
-    after = answers(model, images)
-    assert (after.argmax(1) == labels).float().mean() > accuracy - 0.02
+    after, accuracy_after = answers(model, *data)
+    assert accuracy_after > accuracy - 0.02
     assert (after - before).norm() < 0.1 * before.norm()
-
     old = trained.model.embeddings.patch_embeddings.projection.weight.detach()
     bilinear = F.interpolate(old, (patch_size, patch_size), mode="bilinear", antialias=True)
     model.model.embeddings.patch_embeddings.projection.weight.data.copy_(bilinear)
-    assert (answers(model, images) - before).norm() > 5 * (after - before).norm()
+    assert (answers(model, *data)[0] - before).norm() > 5 * (after - before).norm()
 
 
 def test_resampled_positions_keep_the_order_of_the_patches(digits: Any) -> None:
-    trained, images, labels = digits
+    trained, *data = digits
     model = copy.deepcopy(trained)
     model.resize_position_embeddings(56)
-    accuracy = (answers(model, images).argmax(1) == labels).float().mean()
+    accuracy = answers(model, *data)[1]
     # There are four times as many patches, and each one covers a quarter of the former area.
     assert accuracy > 0.7
     table = model.get_position_embeddings()
     table.data[:, 1:] = trained.get_position_embeddings()[:, 1:].repeat(1, 4, 1)
-    assert (answers(model, images).argmax(1) == labels).float().mean() < accuracy - 0.2
+    assert answers(model, *data)[1] < accuracy - 0.2
 
 
 @pytest.mark.parametrize(
-    ("variant", "options"), [*((variant, {}) for variant in VARIANTS), ("eva", {"rope_grid_size": None})]
+    ("kind", "variant", "options"),
+    [
+        *((HfViTModel, name, {}) for name in VARIANTS),
+        (HfViTModel, "eva", {"rope_grid_size": None}),
+        ("mae", "plain", {}),
+    ],
 )
-def test_permanent_image_size_is_what_the_model_does_anyway(variant: str, options: dict[str, Any]) -> None:
-    model = build(variant=variant, **options)
-    images = pixels(model.config, grid=(5, 6))
-    before = model(images)
-    model.resize_position_embeddings(tuple(images.shape[2:]))
+def test_permanent_image_size_is_what_the_model_does_anyway(kind: Any, variant: str, options: dict[str, Any]) -> None:
+    model = build(kind, variant, **options)
+    given = inputs_of(model, grid=(5, 6))
+    before = model(**given)
+    model.resize_position_embeddings(tuple(given["pixel_values"].shape[2:]))
     assert model.config.grid_size == (5, 6)
-    assert torch.equal(model(images).last_hidden_state, before.last_hidden_state)
+    assert_same(model(**given), before)
 
 
 @pytest.mark.parametrize("variant", ["plain", "siglip", "eva"])
@@ -151,21 +147,15 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 
 @pytest.mark.thinned(3)
 @all_changes
-@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
-def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*MODEL_CLASSES, *MASKED], ids=name_of)
+def test_changed_model_is_saved_as_it_is(kind: Any, change: dict[str, Any], tmp_path: Path) -> None:
     # The other values of `readout` need the CLS token.
-    model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
+    model = build(kind, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
     apply_geometry(model, **change)
-    fresh = model_class(copy.deepcopy(model.config))
+    fresh = type(model)(copy.deepcopy(model.config))
     assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in fresh.state_dict().items()}
-    model.save_pretrained(tmp_path)
-    reloaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    images = pixels(model.config)
     assert model.config.to_dict() == model.base_model.embeddings.config.to_dict()
-    for actual, expected in zip(reloaded(images).to_tuple(), model(images).to_tuple(), strict=True):
-        assert torch.equal(actual[0], expected[0])
+    check_saved(model, inputs_of(model), tmp_path)
     for name in change:
         assert vars(model.config)[name] == change[name]
 
@@ -174,9 +164,7 @@ def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[st
 def test_changed_model_is_saved_as_it_is_whatever_its_positions(variant: str, tmp_path: Path) -> None:
     model = build(HfViTForImageClassification, variant)
     apply_geometry(model, image_size=48, patch_size=4, num_register_tokens=1, num_channels=2)
-    model.save_pretrained(tmp_path)
-    images = pixels(model.config)
-    assert torch.equal(HfViTForImageClassification.from_pretrained(tmp_path)(images).logits, model(images).logits)
+    check_saved(model, {"pixel_values": pixels(model.config)}, tmp_path)
 
 
 def test_fixed_positions_follow_the_tokens_and_become_learned_ones_with_another_grid(tmp_path: Path) -> None:
@@ -248,13 +236,13 @@ def test_a_distillation_token_keeps_the_positions(opened_by: str, tmp_path: Path
 
 def test_registers_come_and_go_at_the_end() -> None:
     model = build(num_register_tokens=2, initializer_range=0.1)
-    old = embedding_weights(model)["register_tokens"]
+    old = model.embeddings.register_tokens.detach().clone()
     model.resize_prefix_tokens(num_register_tokens=40)
-    registers = embedding_weights(model)["register_tokens"]
+    registers = model.embeddings.register_tokens
     assert torch.equal(registers[:, :2], old)
-    assert registers[:, 2:].std() == pytest.approx(0.1, rel=0.1)
+    assert registers[:, 2:].detach().std() == pytest.approx(0.1, rel=0.1)
     model.resize_prefix_tokens(num_register_tokens=1)
-    assert torch.equal(embedding_weights(model)["register_tokens"], old[:, :1])
+    assert torch.equal(model.embeddings.register_tokens, old[:, :1])
     model.resize_prefix_tokens(num_register_tokens=0)
     assert model.embeddings.register_tokens is None
     assert model.config.num_prefix_tokens == 1
@@ -262,20 +250,19 @@ def test_registers_come_and_go_at_the_end() -> None:
 
 @pytest.mark.parametrize("prefix_has_position", [True, False])
 def test_cls_token_goes_and_comes_with_its_position(prefix_has_position: bool) -> None:
-    model = build(
-        num_register_tokens=2, pooling="mean", prefix_has_position=prefix_has_position, initializer_range=0.1
-    )
-    old = embedding_weights(model)
+    options = {"num_register_tokens": 2, "pooling": "mean", "initializer_range": 0.1}
+    model = build(**options, prefix_has_position=prefix_has_position)
+    old = {name: p.detach().clone() for name, p in model.embeddings.named_parameters()}
     model.resize_prefix_tokens(use_cls_token=False)
-    without = embedding_weights(model)
-    assert "cls_token" not in without
-    assert torch.equal(without["position_embeddings"], old["position_embeddings"][:, int(prefix_has_position) :])
-    assert torch.equal(without["register_tokens"], old["register_tokens"])
+    without = model.embeddings
+    assert without.cls_token is None
+    assert torch.equal(without.position_embeddings, old["position_embeddings"][:, int(prefix_has_position) :])
+    assert torch.equal(without.register_tokens, old["register_tokens"])
     model.resize_prefix_tokens(use_cls_token=True, pooling="cls")
-    again = embedding_weights(model)
-    assert again["position_embeddings"].shape == old["position_embeddings"].shape
-    assert torch.equal(again["position_embeddings"][:, -16:], old["position_embeddings"][:, -16:])
-    assert again["cls_token"].std() == pytest.approx(0.1, rel=0.5)
+    again = model.embeddings
+    assert again.position_embeddings.shape == old["position_embeddings"].shape
+    assert torch.equal(again.position_embeddings[:, -16:], old["position_embeddings"][:, -16:])
+    assert again.cls_token.detach().std() == pytest.approx(0.1, rel=0.5)
     images = pixels(model.config)
     assert torch.equal(model(images).pooler_output, model(images).last_hidden_state[:, 0])
 
@@ -296,11 +283,11 @@ def test_cls_token_goes_and_comes_with_its_position(prefix_has_position: bool) -
 )
 def test_bad_geometry_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
     model = build(HfViTForImageClassification)
-    config, weights = model.config.to_dict(), copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(model)
     with pytest.raises(ValueError, match=message):
         apply_geometry(model, **change)
-    assert model.config.to_dict() == config
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert model.config.to_dict() == before.config.to_dict()
+    assert_same_weights(model, before)
     with pytest.raises(ValueError, match="use_distillation_token=True needs the CLS token"):
         build(use_distillation_token=True).resize_prefix_tokens(use_cls_token=False, pooling="mean")
 

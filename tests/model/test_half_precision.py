@@ -1,7 +1,7 @@
 """Models in half precision: predictions and training close to float32 for all loading methods and positions."""
 
 import itertools
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
     HfViTForMaskedImageModeling,
+    HfViTForUniversalSegmentation,
     HfViTForZeroShotImageClassification,
     HfViTModel,
     HfViTPreTrainedModel,
@@ -20,8 +21,9 @@ from hf_vit import (
 from hf_vit.inference import optimize
 from hf_vit.inference.optimize import optimize_for_inference
 
-from ..helpers.models import TRAINING_CASES, pixels, small_config
+from ..helpers.models import TRAINING_CASES, VARIANTS, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
+from .checks import DENSE, HEADS, draw_statistics, inputs_of, partial_mask
 
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -30,22 +32,23 @@ POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
 # Use a single query, because rounding may change the order of several queries.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
-# Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`).
-Opening = Callable[[type[HfViTPreTrainedModel], Path, torch.dtype], HfViTPreTrainedModel]
-OPENINGS: dict[str, tuple[torch.dtype, Opening]] = {
-    "dtype": (torch.bfloat16, lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype)),
-    "device_map": (
-        torch.float16,
-        lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype, device_map="auto"),
-    ),
-    "saved": (torch.float16, lambda kind, folder, _: kind.from_pretrained(folder / "half")),
-    "saved, device_map": (
-        torch.bfloat16,
-        lambda kind, folder, _: kind.from_pretrained(folder / "half", device_map="auto"),
-    ),
-    "cast": (torch.float16, lambda kind, folder, dtype: kind.from_pretrained(folder / "whole").to(dtype)),
+# Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`):
+# the type, the checkpoint, and options of loading.
+OPENINGS: dict[str, tuple[torch.dtype, str, dict[str, Any]]] = {
+    "dtype": (torch.bfloat16, "whole", {"dtype": torch.bfloat16}),
+    "device_map": (torch.float16, "whole", {"dtype": torch.float16, "device_map": "auto"}),
+    "saved": (torch.float16, "half", {}),
+    "saved, device_map": (torch.bfloat16, "half", {"device_map": "auto"}),
+    "cast": (torch.float16, "whole", {}),
 }
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def drawing_the_same(model: Any, batch: dict[str, Any], context: Any = None) -> dict[str, Tensor]:
+    """Return the outputs of a model that draws the same random numbers in each call."""
+    torch.manual_seed(0)
+    with context or nullcontext():
+        return floats_of(model(**batch))
 
 
 def floats_of(outputs: Any) -> dict[str, Tensor]:
@@ -53,54 +56,73 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 
 
 def check_opening(
-    opening: str, kind: type[HfViTPreTrainedModel], batch: dict[str, Any], folder: Path, **overrides: Any
-) -> None:
-    """Open a saved model and compare its outputs with float32; if the model returns a loss, take a training step."""
-    dtype, open_half = OPENINGS[opening]
+    opening: str, kind: Any, batch: dict[str, Any], folder: Path, tolerance: float | None = None, **overrides: Any
+) -> tuple[HfViTPreTrainedModel, dict[str, Tensor]]:
+    """Compare the outputs of a saved model in half precision, and under autocast, with float32.
+
+    If the model returns a loss, take a training step. Return the model in half precision and its outputs.
+    """
+    dtype, saved, options = OPENINGS[opening]
     model = kind(small_config(**overrides))
     draw_weights(model)
-    model.eval().save_pretrained(folder / "whole")
-    torch.manual_seed(0)
-    expected = floats_of(model(**batch))
-    if opening.startswith("saved"):
-        model.to(dtype).save_pretrained(folder / "half")
-    half = open_half(kind, folder, dtype)
+    if isinstance(model, HfViTForUniversalSegmentation):
+        model.anneal_masks(1.0)  # a single flipped mask pixel would change all later blocks
+    draw_statistics(model).eval().save_pretrained(folder / "whole")
+    expected, autocast = drawing_the_same(model, batch), drawing_the_same(model, batch, torch.autocast("cpu", dtype))
+    model.to(dtype).save_pretrained(folder / "half")
+    half = kind.from_pretrained(folder / saved, **options)
+    if opening == "cast":
+        half.to(dtype)
     assert half.dtype == dtype
-    torch.manual_seed(0)
-    actual = floats_of(half(**batch))
-    assert actual.keys() == expected.keys()
-    for output, value in actual.items():
-        assert torch.isfinite(value).all(), output
-        assert_close(value.float(), expected[output], TOLERANCES[dtype], output)
+    actual = drawing_the_same(half, batch)
+    for outputs in (actual, autocast):
+        assert outputs.keys() == expected.keys()
+        assert "loss" not in outputs or outputs["loss"].dtype == torch.float32
+        for output, value in outputs.items():
+            assert torch.isfinite(value).all(), output
+            assert_close(value.float(), expected[output], tolerance or TOLERANCES[dtype], output)
     if "loss" in actual:
         half.train()(**batch).loss.backward()
         gradients = [weight.grad for weight in half.parameters() if weight.grad is not None]
         assert all(gradient.dtype == dtype and torch.isfinite(gradient).all() for gradient in gradients)
+    return half, actual
 
 
-@pytest.mark.parametrize(("name", "opening"), zip(TRAINING_CASES, itertools.cycle(OPENINGS)))
-def test_every_task_with_fixed_positions(name: str, opening: str, tmp_path: Path) -> None:
-    case = TRAINING_CASES[name]
-    overrides = {**case.overrides, "position_embedding_type": "sincos2d"}
+CASES = {**HEADS, **TRAINING_CASES}  # heads, and tasks with each type of targets
+
+
+@pytest.mark.parametrize(("name", "opening"), zip(CASES, itertools.cycle(OPENINGS)))
+def test_every_task_and_head_with_fixed_positions(name: str, opening: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    kind, options = case if isinstance(case, tuple) else (case.model_class, case.overrides)
+    options = {**options, "position_embedding_type": "sincos2d"}
     if name.startswith("deformable"):
-        overrides["detection_config"] = {**overrides["detection_config"], **ONE_QUERY["detection_config"]}
-    kind = next(parent for parent in case.model_class.__mro__ if parent.__module__.startswith("hf_vit."))
-    batch = case.make_batch(small_config(**overrides), 2)
+        options["detection_config"] = {**options["detection_config"], **ONE_QUERY["detection_config"]}
+    kind = next(parent for parent in kind.__mro__ if parent.__module__.startswith("hf_vit."))
+    config = small_config(**options)
+    batch = inputs_of(kind(config)) if isinstance(case, tuple) else case.make_batch(config, 2)
     if kind is HfViTForZeroShotImageClassification:
         batch["return_loss"] = True
-    check_opening(opening, kind, batch, tmp_path, **overrides)
+    half, outputs = check_opening(opening, kind, batch, tmp_path, 0.2 if name in DENSE else None, **options)
+    if isinstance(case, tuple) and name in DENSE:
+        assert {value.dtype for output, value in outputs.items() if output != "loss"} == {half.dtype}
+        padded = half.eval()(batch["pixel_values"], patch_attention_mask=partial_mask())
+        assert all(value.isfinite().all() for value in floats_of(padded).values())
 
 
-@pytest.mark.parametrize(
-    ("positions", "kind", "grid", "opening"),
-    [
-        (*case, opening)
-        for case, opening in zip(
-            itertools.product(POSITIONS, [HfViTModel, HfViTForMaskedImageModeling], [(4, 4), (3, 5)]),
-            itertools.cycle(OPENINGS),
-        )
-    ],
-)
+@pytest.mark.parametrize(("variant", "opening"), zip(VARIANTS, itertools.cycle(OPENINGS)))
+def test_every_variant_of_the_backbone(variant: str, opening: str, tmp_path: Path) -> None:
+    config = small_config(variant)
+    batch = {"pixel_values": pixels(config, grid=(3, 5)), "labels": torch.tensor([0, 3])}
+    half, outputs = check_opening(opening, HfViTForImageClassification, batch, tmp_path, variant=variant)
+    assert outputs["logits"].dtype == half.dtype
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("kind", [HfViTModel, HfViTForMaskedImageModeling])
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("opening", OPENINGS)
 def test_every_type_of_positions(
     grid: tuple[int, int], kind: Any, positions: str, opening: str, tmp_path: Path
 ) -> None:

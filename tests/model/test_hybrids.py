@@ -4,20 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    VisionEncoderDecoderModel,
-    VisionTextDualEncoderModel,
-)
+import transformers as hf
 
 from hf_vit import HfViTModel
 
 from ..helpers.models import pixels, small_config
+from .checks import train
 
 
 START, END = 0, 1
@@ -28,40 +20,18 @@ TEXT = {"vocab_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attenti
 TEXT |= {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 
 
-def make_captioner() -> VisionEncoderDecoderModel:
-    decoder = GPT2Config(
-        vocab_size=8,
-        n_positions=8,
-        n_embd=24,
-        n_layer=1,
-        n_head=2,
-        add_cross_attention=True,
-        is_decoder=True,
-        **UNDROPPED,
-    )
-    model = VisionEncoderDecoderModel(encoder=HfViTModel(small_config()), decoder=GPT2LMHeadModel(decoder))
+def make_captioner() -> hf.VisionEncoderDecoderModel:
+    sizes = {"vocab_size": 8, "n_positions": 8, "n_embd": 24, "n_layer": 1, "n_head": 2}
+    decoder = hf.GPT2Config(**sizes, add_cross_attention=True, is_decoder=True, **UNDROPPED)
+    model = hf.VisionEncoderDecoderModel(encoder=HfViTModel(small_config()), decoder=hf.GPT2LMHeadModel(decoder))
     for config in (model.config, model.generation_config):
         config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = START, END, END
     return model
 
 
-def make_dual_encoder() -> VisionTextDualEncoderModel:
-    text_model = BertModel(BertConfig(**TEXT))
-    return VisionTextDualEncoderModel(vision_model=HfViTModel(small_config()), text_model=text_model)
-
-
-def train(model: PreTrainedModel, steps: int, **inputs: Tensor | bool) -> list[float]:
-    """Train on one batch and return the losses."""
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=5e-3), []
-    model.train()
-    for _ in range(steps):
-        loss = model(pixel_values=IMAGES, **inputs).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    model.eval()
-    return losses
+def make_dual_encoder() -> hf.VisionTextDualEncoderModel:
+    text_model = hf.BertModel(hf.BertConfig(**TEXT))
+    return hf.VisionTextDualEncoderModel(vision_model=HfViTModel(small_config()), text_model=text_model)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +40,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("workplace")
     captioner, pairs = make_captioner(), make_dual_encoder()
-    losses = train(captioner, 100, labels=CAPTIONS)
+    losses = train(captioner, {"pixel_values": IMAGES, "labels": CAPTIONS}, steps=100, max_lr=1e-2)
     assert losses[-1] < 0.1 < 1 < losses[0]
-    losses = train(pairs, 60, input_ids=CAPTIONS, return_loss=True)
+    losses = train(pairs, {"pixel_values": IMAGES, "input_ids": CAPTIONS, "return_loss": True}, steps=60, max_lr=1e-2)
     assert losses[-1] < 0.1 < losses[0]
     with torch.no_grad():
         captions = captioner.generate(IMAGES, max_new_tokens=4)
@@ -83,19 +53,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_captioner_says_what_it_has_learned(workplace: Path) -> None:
-    captions = torch.load(workplace / "saved.pt", weights_only=True)["captions"]
-    assert torch.equal(captions[:, 1:], CAPTIONS)
-    reopened = VisionEncoderDecoderModel.from_pretrained(workplace / "captioner")
-    assert type(reopened.encoder) is HfViTModel
-    assert torch.equal(reopened.generate(IMAGES, max_new_tokens=4), captions)
-
-
-def test_a_dual_encoder_finds_the_text_of_each_image(workplace: Path) -> None:
-    logits = torch.load(workplace / "saved.pt", weights_only=True)["logits"]
-    assert logits.argmax(dim=1).tolist() == [0, 1, 2]
-    reopened = VisionTextDualEncoderModel.from_pretrained(workplace / "pairs")
-    assert torch.equal(reopened(input_ids=CAPTIONS, pixel_values=IMAGES).logits_per_image, logits)
+def test_both_models_say_what_they_have_learned(workplace: Path) -> None:
+    saved = torch.load(workplace / "saved.pt", weights_only=True)
+    assert torch.equal(saved["captions"][:, 1:], CAPTIONS)
+    captioner = hf.VisionEncoderDecoderModel.from_pretrained(workplace / "captioner")
+    assert type(captioner.encoder) is HfViTModel
+    assert torch.equal(captioner.generate(IMAGES, max_new_tokens=4), saved["captions"])
+    assert saved["logits"].argmax(dim=1).tolist() == [0, 1, 2]
+    pairs = hf.VisionTextDualEncoderModel.from_pretrained(workplace / "pairs")
+    assert torch.equal(pairs(input_ids=CAPTIONS, pixel_values=IMAGES).logits_per_image, saved["logits"])
 
 
 @pytest.mark.parametrize(("make", "tower"), [(make_captioner, "encoder"), (make_dual_encoder, "vision_model")])
@@ -103,6 +69,6 @@ def test_every_weight_of_our_tower_learns(make: type, tower: str) -> None:
     model = make()
     inputs = {"labels": CAPTIONS} if tower == "encoder" else {"input_ids": CAPTIONS, "return_loss": True}
     before = {name: weight.clone() for name, weight in model.get_submodule(tower).named_parameters()}
-    train(model, 1, **inputs)
+    train(model, {"pixel_values": IMAGES, **inputs}, steps=2)
     moved = {name for name, weight in model.get_submodule(tower).named_parameters() if not weight.equal(before[name])}
     assert moved == before.keys()

@@ -18,8 +18,7 @@ from hf_vit.model.task_keypoint_detection import decode_heatmaps, encode_keypoin
 
 from ..helpers.models import pixels, small_config
 from ..helpers.references import assert_close
-from .test_dense_models import KEYPOINTS, build_head, train
-from .test_modeling import build
+from .checks import KEYPOINTS, build, train
 
 
 IMAGE, HEATMAP = (256, 192), (64, 48)
@@ -61,11 +60,10 @@ def test_decoded_keypoints_are_those_encoded_also_at_the_border(sigma: float, dt
 def test_heatmaps_are_gaussians_around_the_place_between_pixels() -> None:
     keypoints = torch.tensor([[[10.0, 20.0, 2.0], [30.3, 5.1, 1.0]]], dtype=torch.float64)
     heatmaps, _ = encode_keypoints(keypoints, (33, 65), (9, 17), 1.5)
+    rows, columns = np.mgrid[:9, :17]
     for heatmap, (x, y, _) in zip(heatmaps[0], keypoints[0].tolist(), strict=True):
-        for row in range(9):
-            for column in range(17):
-                square = (column - x * 16 / 64) ** 2 + (row - y * 8 / 32) ** 2
-                assert heatmap[row, column] == pytest.approx(np.exp(-square / (2 * 1.5**2)), rel=1e-12)
+        square = (columns - x * 16 / 64) ** 2 + (rows - y * 8 / 32) ** 2
+        assert heatmap.numpy() == pytest.approx(np.exp(-square / (2 * 1.5**2)), rel=1e-12)
 
 
 def test_keypoints_that_are_not_labeled_or_out_of_reach_do_not_count() -> None:
@@ -82,23 +80,26 @@ def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
     expected = post_dark_unbiased_data_processing(coordinates, heatmaps.numpy(), kernel=11)
     assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # the reference rounds to float32
     assert torch.equal(scores, torch.from_numpy(largest[..., 0]))
+    exact, _ = encode_keypoints(draw_keypoints(50), IMAGE, HEATMAP, 2.0)
+    places, scores = decode_heatmaps(exact.bfloat16())
+    assert places.dtype == scores.dtype == torch.float32
+    assert (places - decode_heatmaps(exact)[0]).abs().max() < 0.5
 
 
 def decode_one(heatmap: np.ndarray) -> np.ndarray:
     """Return the position in one heatmap: the peak of the parabola through the surrounding logarithms."""
-    row, column = np.unravel_index(heatmap.argmax(), heatmap.shape)
-    inside = all(3 <= index < size - 3 for index, size in zip((row, column), heatmap.shape, strict=True))
+    largest, sizes = np.array(np.unravel_index(heatmap.argmax(), heatmap.shape)), np.array(heatmap.shape)
+    inside = ((largest >= 3) & (largest < sizes - 3)).all()
     surface = gaussian_filter(heatmap, 0.8, radius=5, mode="nearest") if inside else heatmap
-    surface = np.log(np.clip(surface, 0.001, 50))
-    y, x = (int(np.clip(index, 1, size - 2)) for index, size in zip((row, column), heatmap.shape, strict=True))
-    slope = [(surface[y, x + 1] - surface[y, x - 1]) / 2, (surface[y + 1, x] - surface[y - 1, x]) / 2]
-    across = surface[y, x + 1] + surface[y, x - 1] - 2 * surface[y, x]
-    down = surface[y + 1, x] + surface[y - 1, x] - 2 * surface[y, x]
-    both = (surface[y + 1, x + 1] + surface[y - 1, x - 1] - 2 * surface[y, x] - across - down) / 2
+    y, x = np.clip(largest, 1, sizes - 2)
+    near = np.log(np.clip(surface[y - 1 : y + 2, x - 1 : x + 2], 0.001, 50))  # (3, 3)
+    slope = [(near[1, 2] - near[1, 0]) / 2, (near[2, 1] - near[0, 1]) / 2]
+    across, down = near[1, 2] + near[1, 0] - 2 * near[1, 1], near[2, 1] + near[0, 1] - 2 * near[1, 1]
+    both = (near[2, 2] + near[0, 0] - 2 * near[1, 1] - across - down) / 2
     bend = np.array([[across, both], [both, down]]) + np.finfo(np.float32).eps * np.eye(2)
     place = np.array([x, y]) - np.linalg.solve(bend, slope)
-    is_peak = np.linalg.eigvalsh(bend).max() < 0 and np.abs(place - [column, row]).max() <= 2
-    return place if is_peak else np.array([column, row])
+    is_peak = np.linalg.eigvalsh(bend).max() < 0 and np.abs(place - largest[::-1]).max() <= 2
+    return place if is_peak else largest[::-1]
 
 
 def test_decoding_equals_its_derivation_in_float64() -> None:
@@ -121,13 +122,6 @@ def test_where_there_is_no_peak_the_largest_value_stands() -> None:
     assert decode_heatmaps(torch.randn(2, 5, 32, 32))[0].isfinite().all()
 
 
-def test_decoding_is_at_least_in_float32() -> None:
-    heatmaps, _ = encode_keypoints(draw_keypoints(50), IMAGE, HEATMAP, 2.0)
-    places, scores = decode_heatmaps(heatmaps.bfloat16())
-    assert places.dtype == scores.dtype == torch.float32
-    assert (places - decode_heatmaps(heatmaps)[0]).abs().max() < 0.5
-
-
 def test_heatmaps_of_a_mirror_image_flip_back_without_a_shift() -> None:
     keypoints = draw_keypoints(5)
     mirrored = keypoints[:, [1, 0, 3, 2, 4]].clone()
@@ -136,8 +130,8 @@ def test_heatmaps_of_a_mirror_image_flip_back_without_a_shift() -> None:
     assert_close(flip_heatmaps(actual, PAIRS), expected, 1e-12, "heatmaps")
 
 
-def test_prediction_with_the_mirror_image_is_that_of_the_mirror_image_mirrored() -> None:
-    model = build_head("classic_keypoints")
+def test_prediction_with_the_mirror_image_is_symmetric_and_leaves_padding_out() -> None:
+    model = build("classic_keypoints")
     model.options.flip_pairs = PAIRS
     images = pixels(model.config, grid=(3, 5))
     expected = (model(images).heatmaps + flip_heatmaps(model(images.flip(-1)).heatmaps, PAIRS)) / 2
@@ -146,10 +140,7 @@ def test_prediction_with_the_mirror_image_is_that_of_the_mirror_image_mirrored()
     assert_close(flip_heatmaps(model.predict_flipped(images.flip(-1)).heatmaps, PAIRS), heatmaps, 1e-6, "mirrored")
     with pytest.raises(ValueError, match=r"Call model\.eval"):
         model.train().predict_flipped(images)
-
-
-def test_prediction_with_the_mirror_image_leaves_padding_out() -> None:
-    model = build_head("simple_keypoints")
+    model = build("simple_keypoints")
     images, mask = pixels(model.config, grid=(4, 5)), torch.ones(2, 4, 5, dtype=torch.bool)
     mask[0, 3:], mask[0, :, 2:] = False, False
     heatmaps = model.predict_flipped(images, mask).heatmaps
@@ -165,10 +156,9 @@ def test_loss_is_the_mean_of_squares() -> None:
     labels = torch.tensor([[[5, 9, 2], [40, 3, 1], [0, 0, 0]], [[20, 20, 1], [9, 7, 0], [-90, 4, 2]]]).double()
     options = HfViTKeypointConfig(sigma=1.5)
     targets, _ = encode_keypoints(labels, (32, 48), (8, 12), 1.5)
-    weights = [[1, 1, 0], [1, 0, 0]]
-    squares = [[float(((heatmaps - targets)[i, k] ** 2).mean()) for k in range(3)] for i in range(2)]
-    expected = sum(weights[i][k] * squares[i][k] / 3 for i in range(2) for k in range(3))
-    assert float(keypoint_loss(heatmaps, labels, (32, 48), options)) == pytest.approx(expected / 2, rel=1e-12)
+    weights = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    expected = (weights * (heatmaps - targets).square().mean(dim=(2, 3))).mean()
+    assert float(keypoint_loss(heatmaps, labels, (32, 48), options)) == pytest.approx(float(expected), rel=1e-12)
     assert keypoint_loss(targets, labels, (32, 48), options) == 0
     labels[..., 2] = 0
     assert keypoint_loss(heatmaps, labels, (32, 48), options) == 0
@@ -204,7 +194,7 @@ def test_heads_overfit_one_batch(head: str) -> None:
     ],
 )
 def test_bad_labels_are_refused(labels: Tensor, message: str) -> None:
-    model = build_head("simple_keypoints")
+    model = build("simple_keypoints")
     with pytest.raises(ValueError, match=message):
         model(pixels(model.config), labels=labels)
 
@@ -213,10 +203,7 @@ def test_bad_labels_are_refused(labels: Tensor, message: str) -> None:
     ("options", "message"),
     [
         ({"num_labels": 0}, "num_labels=0 is not supported"),
-        (
-            {"keypoint_config": {"flip_pairs": [[0, 1], [2, 5]]}},
-            r"flip_pairs has \[2, 5\], but num_labels=5 .* 0 to 4",
-        ),
+        ({"keypoint_config": {"flip_pairs": [[0, 1], [2, 5]]}}, r"has \[2, 5\], but num_labels=5 .* 0 to 4"),
         ({"keypoint_config": {"skeleton": [[7, 1]]}}, r"skeleton has \[7, 1\]"),
         ({"keypoint_config": {"oks_sigmas": [0.1] * 4}}, "oks_sigmas has 4 numbers, but there are num_labels=5"),
         ({"keypoint_config": {"oks_sigmas": [1] * 6}}, "oks_sigmas has 6 numbers"),

@@ -88,27 +88,21 @@ def test_most_points_lie_where_a_mask_is_least_decided() -> None:
     assert uncertain_points(logits, num_points=10, oversample_ratio=1.0, importance_ratio=0.0).shape == (3, 10, 2)
 
 
-def compare(logits: list[float], target: list[float]) -> tuple[float, float]:
-    """Return the cross-entropy and Dice loss of one mask, computed element by element."""
-    entropy, overlap, size = 0.0, 0.0, 0.0
-    for logit, truth in zip(logits, target, strict=True):
-        probability = 1 / (1 + math.exp(-logit))
-        entropy -= truth * math.log(probability) + (1 - truth) * math.log(1 - probability)
-        overlap += probability * truth
-        size += probability + truth
-    return entropy / len(logits), 1 - (2 * overlap + 1) / (size + 1)
+def compare(logits: Tensor, target: Tensor) -> tuple[float, float]:
+    """Return the cross-entropy and Dice loss of one mask."""
+    shown = 1 / (1 + (-logits).exp())
+    entropy = -(target * shown.log() + (1 - target) * (1 - shown).log()).mean()
+    return float(entropy), float(1 - (2 * (shown * target).sum() + 1) / ((shown + target).sum() + 1))
 
 
 def test_costs_of_pairs_and_losses_by_hand() -> None:
-    logits, targets = 2 * draw(4, 7), (draw(3, 7, seed=1)).sigmoid()
+    logits, targets = 2 * draw(4, 7), draw(3, 7, seed=1).sigmoid()
     entropy, dice = pairwise_mask_costs(logits, targets)
     assert entropy.shape == dice.shape == (4, 3)
-    for query in range(4):
-        for target in range(3):
-            expected = compare(logits[query].tolist(), targets[target].tolist())
-            assert [float(entropy[query, target]), float(dice[query, target])] == pytest.approx(expected, rel=1e-12)
-    own = mask_losses(logits[:3], targets)
-    for together, alone in zip((entropy, dice), own, strict=True):
+    for query, target in itertools.product(range(4), range(3)):
+        expected = compare(logits[query], targets[target])
+        assert [float(entropy[query, target]), float(dice[query, target])] == pytest.approx(expected, rel=1e-12)
+    for together, alone in zip((entropy, dice), mask_losses(logits[:3], targets), strict=True):
         torch.testing.assert_close(together.diagonal(), alone, rtol=1e-12, atol=0)
 
 
@@ -130,30 +124,20 @@ def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[T
 
 def slow_loss(masks: Tensor, classes: Tensor, targets: Tensor, labels: Tensor) -> float:
     """Return the loss of one image by trying all matchings."""
-    num_queries, count = len(masks), len(labels)
-    pairs = {
-        (query, target): compare(masks[query].flatten().tolist(), targets[target, ::2, ::2].flatten().tolist())
-        for query in range(num_queries)
-        for target in range(count)
-    }
+    probabilities = classes.softmax(dim=1)
 
-    def cost(query: int, target: int) -> float:
-        entropy, dice = pairs[query, target]
-        probability = float(classes[query].softmax(0)[labels[target]])
-        return 5 * entropy + 3 * dice - 2 * probability
+    def mask_part(queries: tuple[int, ...]) -> float:
+        pairs = [compare(masks[query], target[::2, ::2]) for query, target in zip(queries, targets, strict=True)]
+        return sum(5 * entropy + 3 * dice for entropy, dice in pairs)
 
-    chosen = min(
-        itertools.permutations(range(num_queries), count),
-        key=lambda queries: sum(cost(query, target) for target, query in enumerate(queries)),
-    )
-    mask_part = sum(5 * pairs[q, t][0] + 3 * pairs[q, t][1] for t, q in enumerate(chosen)) / max(count, 1)
-    wanted = {query: int(labels[target]) for target, query in enumerate(chosen)}
-    total = weight = 0.0
-    for query in range(num_queries):
-        own = 1.0 if query in wanted else 0.1
-        total -= own * math.log(float(classes[query].softmax(0)[wanted.get(query, 3)]))
-        weight += own
-    return mask_part + 2 * total / weight
+    def cost(queries: tuple[int, ...]) -> float:
+        return mask_part(queries) - 2 * float(probabilities[list(queries), labels].sum())
+
+    chosen = min(itertools.permutations(range(len(masks)), len(labels)), key=cost)
+    wanted, weights = torch.full((len(masks),), 3), torch.full((len(masks),), 0.1, dtype=torch.float64)
+    wanted[list(chosen)], weights[list(chosen)] = labels, 1.0
+    class_part = -(weights * probabilities[range(len(masks)), wanted].log()).sum() / weights.sum()
+    return mask_part(chosen) / max(len(labels), 1) + 2 * float(class_part)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4])

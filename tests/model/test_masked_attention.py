@@ -13,8 +13,7 @@ from hf_vit import HfViTForUniversalSegmentation
 from hf_vit.model.task_universal_segmentation import mask_probabilities, universal_segmentation_loss
 
 from ..helpers.models import pixels, small_config
-from .checks import assert_same
-from .test_dense_models import build_head, targets
+from .checks import assert_same, build, inputs_of
 
 
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
@@ -27,14 +26,14 @@ def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_t
 
 
 def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
-    model, images = build_head("universal"), pixels(small_config())
+    model, images = build("universal"), pixels(small_config())
     masked = model(images)
     model.anneal_masks(1.0)
     free = model(images)
     assert not torch.equal(free.masks_queries_logits, masked.masks_queries_logits)
     model.save_pretrained(tmp_path)
     assert_same(HfViTForUniversalSegmentation.from_pretrained(tmp_path)(images), free)
-    half = build_head("universal")
+    half = build("universal")
     half.load_state_dict(model.state_dict())
     assert_same(half(images), free)
     # At 45 %, the second of the two blocks always uses masks and the first one rarely does.
@@ -45,7 +44,7 @@ def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_masked_queries_see_their_own_masks_only() -> None:
-    model = build_head("universal", attn_implementation="eager")
+    model = build("universal", attn_implementation="eager")
     images = pixels(model.config)
     outputs = model(images, output_attentions=True, output_hidden_states=True)
     for block in (1, 2):
@@ -61,7 +60,7 @@ def test_masked_queries_see_their_own_masks_only() -> None:
 
 def test_queries_are_set_free_by_chance_in_training() -> None:
     torch.manual_seed(0)
-    head = build_head("universal").universal_segmentation_head.train()
+    head = build("universal").universal_segmentation_head.train()
     head.mask_probabilities.fill_(0.25)
     never = torch.full((400, 5, 16, 16), -1.0)
     allowed = head.attention_mask(never, 0, (4, 4), 1, None)[:, 0, 17:, 1:17]
@@ -72,9 +71,9 @@ def test_queries_are_set_free_by_chance_in_training() -> None:
 
 @pytest.mark.parametrize("progress", [0.0, 1.0])
 def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress: float) -> None:
-    model, images = build_head("universal"), pixels(small_config())
+    model = build("universal")
     model.anneal_masks(progress)
-    batch = {"pixel_values": images, **targets(model, images)}
+    batch = inputs_of(model)
     predictions: list[tuple[Tensor, Tensor]] = []
     states: list[Tensor] = []
 

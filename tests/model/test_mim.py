@@ -1,6 +1,5 @@
 """Masked image modeling: comparison with transformers, and invariants of all models, with fixed masks."""
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -11,61 +10,29 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.model.adapt_inputs import apply_geometry
 from hf_vit.model.task_masked_image_modeling import HfViTMaeDecoder, patchify, unpatchify
 
 from ..helpers.models import SMALL, VARIANTS, pixels, small_config
-from ..helpers.references import SHAPE, Parity, assert_close, draw_weights, rename
-from .checks import (
-    assert_same,
-    check_checkpointing,
-    check_compiled,
-    check_saved,
-    check_spread,
-    check_tuple_output,
-    replace_flash_attention,
-    training_gradients,
-    values,
-)
+from ..helpers.references import SHAPE, Parity, assert_close, rename
+from . import checks
+from .checks import MASKED, assert_same, build, inputs_of, pad_images
 
 
 DECODER = SMALL["masked_image_modeling_config"]
-both_objectives = pytest.mark.parametrize("objective", ["mae", "simmim"])
-# By default, each variant is tested with one objective; nightly runs test both. Masked autoencoders do not support
-# windows.
-CASES = [
-    pytest.param(
-        objective, variant, marks=() if (number + index) % 2 == 0 or variant == "windows" else pytest.mark.nightly
-    )
-    for index, objective in enumerate(("mae", "simmim"))
-    for number, variant in enumerate(VARIANTS)
-    if (objective, variant) != ("mae", "windows")
-]
-all_cases = pytest.mark.parametrize(("objective", "variant"), CASES)
+both_objectives = pytest.mark.parametrize("objective", MASKED)
+all_variants = pytest.mark.parametrize("variant", VARIANTS)
 PREFIXED = ["plain", "registers", "rotary", "rms"]  # variants with one, several or no prefix tokens
 
 
 def fresh(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
-    options = {**(DECODER if objective == "mae" else {"objective": objective}), **overrides.pop("options", {})}
-    needed = {"use_mask_token": objective == "simmim", "masked_image_modeling_config": options}
-    return HfViTForMaskedImageModeling(small_config(variant, **{**needed, **overrides}))
+    return HfViTForMaskedImageModeling(small_config(variant, **{**MASKED[objective][1], **overrides}))
 
 
-def build(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
-    model = fresh(objective, variant, **overrides)
-    draw_weights(model)
-    return model.eval()
-
-
-def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> dict[str, Tensor]:
-    """Return images, and the noise that determines the mask."""
-    images = pixels(config, batch, grid)
-    rows, columns = config.grid_size if grid is None else grid
-    noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(5))
-    return {"pixel_values": images, "noise": noise}
+def with_options(**options: Any) -> dict[str, Any]:
+    return {"masked_image_modeling_config": {**DECODER, **options}}
 
 
 def noise_for(images: Tensor) -> Tensor:
@@ -207,7 +174,7 @@ def test_loss_of_simmim_is_the_mean_of_those_of_transformers() -> None:
 @pytest.mark.parametrize("variant", PREFIXED)
 def test_nothing_is_seen_of_masked_patches(objective: str, variant: str) -> None:
     model = build(objective, variant)
-    given = inputs(model.config)
+    given = inputs_of(model)
     outputs = model(**given)
     patches = patchify(given["pixel_values"], (8, 8))
     hidden = outputs.bool_masked_pos[..., None]
@@ -221,8 +188,8 @@ def test_nothing_is_seen_of_masked_patches(objective: str, variant: str) -> None
     ("variant", "ratio"), [("plain", 0.25), ("registers", 0.5), ("rotary", 0.9), ("rms", 0.5), ("eva", 0.75)]
 )
 def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, ratio: float) -> None:
-    model = build("mae", variant, options={"mask_ratio": ratio}, attn_implementation="eager")
-    given, num_prefix = inputs(model.config, grid=(3, 5)), model.config.num_prefix_tokens
+    model = build("mae", variant, **with_options(mask_ratio=ratio), attn_implementation="eager")
+    given, num_prefix = inputs_of(model, grid=(3, 5)), model.config.num_prefix_tokens
     outputs = model(**given, output_hidden_states=True, output_attentions=True)
     length = num_prefix + 15 - round(15 * ratio)
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, 32)] * 4
@@ -239,7 +206,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
 @both_objectives
 def test_reconstruction_is_in_units_of_the_images(objective: str) -> None:
     model = build(objective)
-    given = inputs(model.config, grid=(3, 5))
+    given = inputs_of(model, grid=(3, 5))
     images = 40 + 7 * given["pixel_values"]
     outputs = model(images, noise=given["noise"])
     patches = patchify(images, (8, 8))
@@ -254,7 +221,7 @@ def test_reconstruction_is_in_units_of_the_images(objective: str) -> None:
 
 
 def test_without_a_mask_it_is_drawn_from_the_global_generator() -> None:
-    model = build("mae", options={"mask_type": "blockwise"})
+    model = build("mae", **with_options(mask_type="blockwise"))
     images = pixels(model.config)
     torch.manual_seed(3)
     first, second = model(images), model(images)
@@ -263,31 +230,27 @@ def test_without_a_mask_it_is_drawn_from_the_global_generator() -> None:
     assert not torch.equal(first.bool_masked_pos, second.bool_masked_pos)
 
 
-@all_cases
-def test_outputs_of_every_model(objective: str, variant: str, tmp_path: Path) -> None:
-    """Compare outputs after saving, as a tuple, and of images one by one."""
+@pytest.mark.thinned(2)
+@both_objectives
+@all_variants
+def test_images_in_a_batch_are_as_they_are_alone(objective: str, variant: str) -> None:
     model = build(objective, variant)
-    given = inputs(model.config)
-    check_saved(model, given, tmp_path)
-    kept, config = copy.deepcopy(given), model.config.to_dict()
-    check_tuple_output(model, given)
-    assert all(torch.equal(given[name], kept[name]) for name in kept)
-    assert model.config.to_dict() == config
-    assert isinstance(AutoModelForMaskedImageModeling.from_pretrained(tmp_path), HfViTForMaskedImageModeling)
+    given = inputs_of(model, batch=3, grid=(3, 5))
+    together = model(**given, output_hidden_states=True)
+    losses = []
+    for index in range(3):
+        alone = model(**{name: value[index : index + 1] for name, value in given.items()}, output_hidden_states=True)
+        losses.append(alone.loss)
+        assert_same(
+            checks.values(alone)[1:], [value[index : index + 1] for value in checks.values(together)[1:]], 3e-5
+        )
+    assert_close(together.loss, torch.stack(losses).mean(), 1e-5, "loss")
     if objective == "simmim":
         returned = {"output_hidden_states": True, "output_attentions": True}
         masked = model(**given, **returned)
         expected = model.model(given["pixel_values"], masked.bool_masked_pos, **returned)
         assert_same(masked.hidden_states, expected.hidden_states, 1e-6)
         assert_same(masked.attentions, expected.attentions, 1e-6)
-    given = inputs(model.config, batch=3, grid=(3, 5))
-    together = model(**given, output_hidden_states=True)
-    losses = []
-    for index in range(3):
-        alone = model(**{name: value[index : index + 1] for name, value in given.items()}, output_hidden_states=True)
-        losses.append(alone.loss)
-        assert_same(values(alone)[1:], [value[index : index + 1] for value in values(together)[1:]], 3e-5)
-    assert_close(together.loss, torch.stack(losses).mean(), 1e-5, "loss")
 
 
 def test_the_other_objective_starts_with_a_fresh_decoder(tmp_path: Path) -> None:
@@ -301,21 +264,18 @@ def test_the_other_objective_starts_with_a_fresh_decoder(tmp_path: Path) -> None
     assert model.options.to_dict() == {"objective": "simmim"}
 
 
-@all_cases
+@pytest.mark.thinned(2)
+@both_objectives
+@all_variants
 def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, variant: str) -> None:
     model = build(objective, variant).double()
     patch, grids = model.model.embeddings.patch_embeddings.patch_size, [(2, 5), (4, 3), (4, 5)]
     images = [pixels(model.config, batch=1, grid=grid).double() for grid in grids]
-    batch = torch.zeros(3, model.config.num_channels, 4 * patch[0], 5 * patch[1], dtype=torch.float64)
-    mask = torch.zeros(3, 4, 5, dtype=torch.bool)
+    batch, mask = pad_images(images, patch)
     noise = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1))
-    for index, (rows, columns) in enumerate(grids):
-        batch[index, :, : rows * patch[0], : columns * patch[1]] = images[index][0]
-        mask[index, :rows, :columns] = True
     own_noise = [noise[i, :rows, :columns].flatten()[None] for i, (rows, columns) in enumerate(grids)]
     alone = [model(image, noise=own) for image, own in zip(images, own_noise, strict=True)]
     expected = torch.stack([outputs.loss for outputs in alone]).mean()
-    model.zero_grad()
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     padded = model(batch, noise=noise.flatten(1), patch_attention_mask=mask)
@@ -330,7 +290,9 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
         reconstruction = padded.reconstruction[index, :, : rows * patch[0], : columns * patch[1]]
         assert_close(reconstruction, alone[index].reconstruction[0], 1e-9, "reconstruction")
     largest = max(gradient.abs().max() for gradient in gradients.values())
-    for name, gradient in training_gradients(model, batch, noise=noise.flatten(1), patch_attention_mask=mask).items():
+    for name, gradient in checks.training_gradients(
+        model, batch, noise=noise.flatten(1), patch_attention_mask=mask
+    ).items():
         # Position tables are resampled in float32, and their gradients are summed in float32.
         allowed = 1e-6 if "position_embeddings" in name else 1e-9
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
@@ -352,77 +314,21 @@ def test_every_attention_gives_the_same(variant: str, implementation: str) -> No
 
 
 def test_another_attention_is_that_of_the_decoder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = replace_flash_attention(monkeypatch)
+    seen = checks.replace_flash_attention(monkeypatch)
     model, expected = build("mae"), build("mae")
     model.config._attn_implementation = "flash_attention_2"
-    given = inputs(model.config)
+    given = inputs_of(model)
     assert_same(model(**given), expected(**given), 1e-5)
-    given["patch_attention_mask"] = torch.ones(2, 4, 4, dtype=torch.bool)
-    given["patch_attention_mask"][0, 2:] = False
+    given["patch_attention_mask"] = checks.partial_mask()
     assert_same(model(**given), expected(**given), 1e-4)
     assert [mask for _, mask in seen] == [None] * 5 + [(2, 5)] * 3 + [(2, 17)] * 2
-
-
-@all_cases
-def test_gradient_checkpointing_changes_nothing(objective: str, variant: str) -> None:
-    model = build(objective, variant, drop_path_rate=0.0)
-    check_checkpointing(model, inputs(model.config), reentrant=objective == "mae")
-
-
-@both_objectives
-def test_autocast_is_close(objective: str) -> None:
-    model = build(objective, "rotary")
-    given = inputs(model.config, grid=(3, 5))
-    expected = model(**given)
-    for dtype in (torch.bfloat16, torch.float16):  # `test_half_precision.py` compares models of these types
-        with torch.autocast("cpu", dtype):
-            actual = model(**given)
-        assert actual.loss.dtype == torch.float32
-        assert_close(actual.loss, expected.loss, 0.1, "loss")
-        assert_close(actual.reconstruction.float(), expected.reconstruction, 0.2, "reconstruction")
-
-
-@pytest.mark.parametrize(("objective", "variant"), [("mae", "rms"), ("simmim", "sincos")])
-def test_compiles_whole_and_once_per_size(objective: str, variant: str) -> None:
-    model = build(objective, variant, num_hidden_layers=2)
-    grids = ((4, 4), (3, 5)) if objective == "mae" else ((3, 5),)  # `test_modeling.py` compiles the encoder
-    sizes = [inputs(model.config, grid=grid) for grid in grids]
-    check_compiled(model, sizes, 2e-5, output_hidden_states=True)
-
-
-@pytest.mark.parametrize(
-    ("objective", "variant"), [("mae", "registers"), ("mae", "sincos"), ("simmim", "rotary"), ("simmim", "windows")]
-)
-def test_runs_spread_over_devices(objective: str, variant: str, tmp_path: Path) -> None:
-    model = build(objective, variant)
-    check_spread(model, inputs(model.config, grid=(3, 5)), tmp_path)
-
-
-@all_cases
-def test_every_weight_gets_a_gradient_and_moves(objective: str, variant: str) -> None:
-    model = build(objective, variant, drop_path_rate=0.0, use_mask_token=objective == "simmim").train()
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(2):
-        model(**inputs(model.config, batch=4)).loss.backward()
-        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 @both_objectives
 def test_overfits_one_batch(objective: str) -> None:
     torch.manual_seed(0)
-    model = fresh(objective, options={"mask_ratio": 0.5}).train()
-    given = inputs(model.config, batch=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    losses = []
-    for _ in range(100):
-        losses.append(model(**given).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model = fresh(objective, **(with_options(mask_ratio=0.5) if objective == "mae" else {}))
+    losses = checks.train(model, inputs_of(model), steps=100, max_lr=8e-3)
     assert losses[-1] < losses[0] / 5
 
 
@@ -430,7 +336,7 @@ def test_overfits_one_batch(objective: str) -> None:
 @torch.no_grad()
 def test_initialization_is_that_of_mae_or_of_vit(opens: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = fresh("mae", "sincos", hidden_size=64, initializer_range=0.05, options={"decoder_hidden_size": 64})
+    model = fresh("mae", "sincos", hidden_size=64, initializer_range=0.05, **with_options(decoder_hidden_size=64))
     if opens:
         HfViTModel(model.config).save_pretrained(tmp_path)
         model = HfViTForMaskedImageModeling.from_pretrained(tmp_path)
@@ -444,43 +350,14 @@ def test_initialization_is_that_of_mae_or_of_vit(opens: bool, tmp_path: Path) ->
         elif isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all(), name
             assert not module.bias.any(), name
-    decoder = head.decoder
-    assert isinstance(decoder, HfViTMaeDecoder)
-    assert decoder.mask_token.std() == pytest.approx(0.05, rel=0.3)
-    assert decoder.position_embeddings.shape == (1, 12, 64)
-    assert torch.equal(decoder.position_embeddings, decoder.sincos_table())
+    assert isinstance(head.decoder, HfViTMaeDecoder)
+    assert head.decoder.mask_token.std() == pytest.approx(0.05, rel=0.3)
+    assert head.decoder.position_embeddings.shape == (1, 12, 64)
+    assert torch.equal(head.decoder.position_embeddings, head.decoder.sincos_table())
     simmim = fresh("simmim", hidden_size=64, initializer_range=0.05)
     layers = [module for module in simmim.model.encoder.modules() if isinstance(module, nn.Linear)]
     for module in (*layers, simmim.masked_image_modeling_head.decoder.predictor):
         assert module.weight.std() == pytest.approx(0.05, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("objective", "change"),
-    [
-        ("mae", {"image_size": (48, 40)}),
-        ("mae", {"patch_size": 4}),
-        ("simmim", {"image_size": 64, "patch_size": 16}),
-        ("mae", {"num_channels": 1}),
-        ("simmim", {"num_channels": 5}),
-        ("mae", {"use_cls_token": False, "num_register_tokens": 2, "pooling": "mean"}),
-    ],
-    ids=str,
-)
-def test_changed_geometry_is_saved_as_it_is(objective: str, change: dict[str, Any], tmp_path: Path) -> None:
-    model = build(objective)
-    apply_geometry(model, **change)
-    expected = HfViTForMaskedImageModeling(copy.deepcopy(model.config)).state_dict()
-    assert {n: t.shape for n, t in model.state_dict().items()} == {n: t.shape for n, t in expected.items()}
-    check_saved(model, inputs(model.config), tmp_path)
-
-
-def test_another_image_size_is_what_the_model_does_anyway() -> None:
-    model = build("mae")
-    given = inputs(model.config, grid=(5, 6))
-    before = model(**given)
-    model.resize_position_embeddings((40, 48))
-    assert_same(model(**given), before)
 
 
 def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
@@ -498,10 +375,7 @@ def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
     ("given", "message"),
     [
         ({"noise": torch.zeros(2, 15)}, r"noise must be \(batch, patches\) = \(2, 16\), not \(2, 15\)"),
-        (
-            {"bool_masked_pos": torch.zeros(2, 4, 4)},
-            r"bool_masked_pos must be \(batch, patches\) = \(2, 16\), not \(2, 4",
-        ),
+        ({"bool_masked_pos": torch.zeros(2, 4, 4)}, r"_pos must be \(batch, patches\) = \(2, 16\), not \(2, 4"),
         ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Pass only one of them"),
         ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave at least one"),
         ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"columns of patches\) = \(2, 4, 4\), not \(2, 3, 4\)"),
@@ -518,7 +392,7 @@ def test_bad_input_is_refused(given: dict[str, Any], message: str) -> None:
     [
         ("mae", {"window_size": 2}, r"window_size=2 does not support. Set window_size=None, or objective='simmim'"),
         ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set it to True"),
-        ("simmim", {"options": {"decoder_hidden_size": 8}}, "decoder_hidden_size=8 applies only to objective='mae'"),
+        ("simmim", with_options(objective="simmim"), "decoder_hidden_size=16.* applies only to objective='mae'"),
     ],
 )
 def test_models_that_cannot_be_are_refused(objective: str, overrides: dict[str, Any], message: str) -> None:

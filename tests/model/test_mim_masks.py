@@ -3,7 +3,7 @@
 import pytest
 import torch
 from scipy.ndimage import label
-from torch import Generator, Tensor
+from torch import Generator
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from hf_vit import HfViTMaskedImageModelingConfig
@@ -17,6 +17,8 @@ from hf_vit.model.task_masked_image_modeling import (
     unpatchify,
     visible_patches,
 )
+
+from .checks import pad_images
 
 
 GRIDS = [(1, 1), (1, 7), (3, 5), (14, 14), (24, 10)]
@@ -36,6 +38,7 @@ def seeded(seed: int = 0) -> Generator:
 
 @all_options
 def test_exactly_the_share_is_masked_and_one_patch_stays(options: dict[str, object]) -> None:
+    assert [count_masked(*given) for given in ((4, 0.1), (4, 0.99), (4, 0.5), (1, 0.5))] == [1, 3, 2, 0]
     config = HfViTMaskedImageModelingConfig.make(options)
     for grid in GRIDS:
         mask = draw_mask(4, grid, config, generator=seeded())
@@ -45,20 +48,13 @@ def test_exactly_the_share_is_masked_and_one_patch_stays(options: dict[str, obje
         assert mask.sum(dim=1).tolist() == [expected] * 4 == [count_masked(num_patches, config.masked_share)] * 4
 
 
-def test_a_mask_hides_some_and_leaves_some() -> None:
-    assert [count_masked(*given) for given in ((4, 0.1), (4, 0.99), (4, 0.5), (1, 0.5))] == [1, 3, 2, 0]
-
-
 @all_options
 def test_images_of_a_padded_batch_have_their_own_share_and_no_padding_is_masked(options: dict[str, object]) -> None:
     config = HfViTMaskedImageModelingConfig.make(options)
-    grids, visible = [(2, 5), (4, 3), (4, 5)], torch.zeros(3, 4, 5, dtype=torch.bool)
-    for own, (rows, columns) in zip(visible, grids, strict=True):
-        own[:rows, :columns] = True
+    _, visible = pad_images([torch.zeros(1, 1, *grid) for grid in ((2, 5), (4, 3), (4, 5))], patch_size=1)
     mask = draw_mask(3, (4, 5), config, patch_attention_mask=visible, generator=seeded()).unflatten(1, (4, 5))
-    assert mask.sum(dim=(1, 2)).tolist() == [
-        count_masked(rows * columns, config.masked_share) for rows, columns in grids
-    ]
+    expected = [count_masked(num_patches, config.masked_share) for num_patches in (10, 12, 20)]
+    assert mask.sum(dim=(1, 2)).tolist() == expected
     assert not (mask & ~visible).any()
 
 
@@ -71,6 +67,9 @@ def test_masks_follow_their_generator_and_differ_between_images(options: dict[st
     assert len(masks[0].unique(dim=0)) > 4
     torch.manual_seed(1)
     assert torch.equal(draw_mask(8, (6, 9), config), masks[0])
+    if config.mask_type == "blockwise":
+        with pytest.raises(ValueError, match=r"noise is only for mask_type='random'. Pass bool_masked_pos"):
+            draw_mask(2, (3, 5), config, noise=torch.rand(2, 15))
 
 
 def test_patches_with_the_most_noise_are_masked() -> None:
@@ -97,15 +96,12 @@ def test_units_are_masked_as_one_but_for_the_last() -> None:
     ]
 
 
-def pieces(mask: Tensor) -> float:
-    """Return the mean number of connected components of masks (B, h, w)."""
-    return sum(label(own.numpy())[1] for own in mask) / len(mask)
-
-
 def test_blocks_hang_together_and_differ_in_shape() -> None:
     blocks = blockwise_mask(50, (14, 14), 0.4, generator=seeded()).unflatten(1, (14, 14))
     single = random_mask(torch.rand(50, 14, 14, generator=seeded()), 0.4).unflatten(1, (14, 14))
-    assert pieces(blocks) < 4 < 20 < pieces(single)
+    # The mean number of connected components
+    pieces = [sum(label(own.numpy())[1] for own in masks) / 50 for masks in (blocks, single)]
+    assert pieces[0] < 4 < 20 < pieces[1]
     one = blockwise_mask(200, (14, 14), 16 / 196, generator=seeded()).unflatten(1, (14, 14))
     heights, widths = (one.any(dim=dim).sum(dim=1) for dim in (2, 1))
     assert min(sizes.unique().numel() for sizes in (heights, widths)) > 3
@@ -144,8 +140,3 @@ def test_patches_are_those_of_transformers_and_unpatchify_is_the_way_back() -> N
     assert normalized.mean(dim=-1).abs().max() < 1e-6
     assert torch.allclose(normalized.var(dim=-1), torch.ones(2, 15), atol=1e-5)
     assert torch.allclose(scale.restore(normalized), patches, atol=1e-6)
-
-
-def test_noise_for_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"noise is only for mask_type='random'. Pass bool_masked_pos"):
-        draw_mask(2, (3, 5), HfViTMaskedImageModelingConfig(mask_type="blockwise"), noise=torch.rand(2, 15))

@@ -1,6 +1,5 @@
 """Invariants of all models, after the common model and backbone tests of transformers."""
 
-import copy
 import gc
 import inspect
 import json
@@ -11,17 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from torch import nn
-from transformers import (
-    AutoBackbone,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForImageClassification,
-    SwinConfig,
-    SwinModel,
-    pipeline,
-)
 from transformers.utils import logging as logging_of_the_library
 
 from hf_vit import (
@@ -30,59 +21,60 @@ from hf_vit import (
     HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
     HfViTForUniversalSegmentation,
+    HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
     HfViTModel,
     HfViTPreTrainedModel,
 )
-from hf_vit.model.configuration_hf_vit import to_pair
 
 from ..helpers.golden import GOLDEN, golden_values
 from ..helpers.models import MODEL_CLASSES, VARIANTS, pixels, small_config
 from ..helpers.references import assert_close
 from ..helpers.versions import needs_chosen_states
-from .checks import (
-    assert_same,
-    build,
-    check_checkpointing,
-    check_compiled,
-    check_saved,
-    check_spread,
-    check_tuple_output,
-    replace_flash_attention,
-    training_gradients,
-    values,
-)
+from . import checks
+from .checks import MASKED, assert_same, assert_same_weights, build, inputs_of, name_of, training_gradients, values
 
 
-ALL_CLASSES = [*MODEL_CLASSES, HfViTForMaskedImageModeling]
-TASK_CLASSES = ALL_CLASSES[2:]
+ALL_CLASSES = [*MODEL_CLASSES, HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification]
 NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles the others
 TASKS = ("segmentation", "universal_segmentation", "depth", "keypoint", "masked_image_modeling")
-HEADS = ("classifier.", "detection_head", *(f"{task}_head." for task in TASKS))
-all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
+HEADS = ("classifier.", "detection_head", "text_model.", "contrastive_head.", *(f"{task}_head." for task in TASKS))
+
+
+all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=name_of)
+classes_and_masked = pytest.mark.parametrize("kind", [*MODEL_CLASSES, *MASKED], ids=name_of)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
+both_reentrant = pytest.mark.parametrize("reentrant", [False, True])
 # Compiled flex attention kernels need AVX512: torch 2.14 generates C++ code that does not compile without vector
 # instructions, and that reads masks out of bounds and crashes with AVX2.
 COMPILES_KERNELS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @pytest.mark.thinned(7)
+@classes_and_masked
+@all_variants
+def test_saved_model_and_tuple_output_are_the_same(kind: Any, variant: str, tmp_path: Path) -> None:
+    model = build(kind, variant)
+    given = inputs_of(model)
+    checks.check_saved(model, given, tmp_path)
+    given["patch_attention_mask"] = torch.ones(2, *model.config.grid_size, dtype=torch.bool)
+    checks.check_tuple_output(model, given, output_hidden_states=True)
+
+
+@pytest.mark.thinned(7)
 @all_classes
 @all_variants
-def test_outputs_of_every_model(model_class: type[Any], variant: str, tmp_path: Path) -> None:
-    """Compare outputs after saving, as a tuple and of images one by one; check hidden states and attentions."""
+def test_outputs_of_every_model(model_class: type[Any], variant: str) -> None:
+    """Compare outputs of images one by one; check hidden states and attentions."""
     model = build(model_class, variant)
     config, given = model.config, {"pixel_values": pixels(model.config)}
-    check_saved(model, given, tmp_path)
-    check_tuple_output(model, {**given, "output_hidden_states": True})
     plain = model(**given)
     assert (plain.hidden_states, plain.attentions) == (None, None)
     images = pixels(config, batch=3, grid=(3, 5))
     together = model(images, output_hidden_states=True)
     for index in range(3):
         alone = model(images[index : index + 1], output_hidden_states=True)
-        for a, t in zip(values(alone), values(together), strict=True):
-            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
+        assert_same(alone, [value[index : index + 1] for value in values(together)], 3e-5)
     model.set_attn_implementation("eager")
     outputs = model(**given, output_hidden_states=True, output_attentions=True)
     length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
@@ -104,8 +96,7 @@ def test_outputs_of_every_model(model_class: type[Any], variant: str, tmp_path: 
 @pytest.mark.slow
 def test_compiled_flex_attention_equals_others() -> None:
     """Compile windows, full attention, and a mask of padding; in other tests the kernels are not compiled."""
-    mask = torch.ones(2, 4, 4, dtype=torch.bool)
-    mask[0, 2:] = False
+    mask = checks.partial_mask()
     for variant, given, tolerance in (("windows", {"patch_attention_mask": mask}, 3e-5), ("rotary", {}, 1e-5)):
         options = {"variant": variant, "num_hidden_layers": 2}
         eager, flex = (build(**options, attn_implementation=name) for name in ("eager", "flex_attention"))
@@ -116,7 +107,7 @@ def test_compiled_flex_attention_equals_others() -> None:
         assert_close(actual.last_hidden_state[kept], expected.last_hidden_state[kept], tolerance, "tokens")
 
 
-def test_sharded_checkpoint_is_the_same_and_holds_no_pickle(tmp_path: Path) -> None:
+def test_checkpoints_may_be_sharded_and_are_never_pickles(tmp_path: Path) -> None:
     model = build()
     model.save_pretrained(tmp_path, max_shard_size="20kB")
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json", ".py"}
@@ -124,11 +115,18 @@ def test_sharded_checkpoint_is_the_same_and_holds_no_pickle(tmp_path: Path) -> N
     assert len(set(index["weight_map"].values())) > 2
     images = pixels(model.config)
     assert_same(HfViTModel.from_pretrained(tmp_path)(images), model(images))
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        HfViTModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="loaded only from safetensors"):
+        HfViTModel.from_pretrained(tmp_path, use_safetensors=False)
 
 
 @pytest.mark.thinned(7)
-@pytest.mark.parametrize("source", ALL_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("target", ALL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("source", ALL_CLASSES, ids=name_of)
+@pytest.mark.parametrize("target", ALL_CLASSES, ids=name_of)
 def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type[Any], tmp_path: Path) -> None:
     model = build(source)
     model.save_pretrained(tmp_path)
@@ -137,30 +135,10 @@ def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type
         {name for name in one.state_dict() if name.startswith(HEADS)} - another.state_dict().keys()
         for one, another in ((opened, model), (model, opened))
     )
-    assert bool(new) == (source is not target and target in TASK_CLASSES)
+    assert bool(new) == (source is not target and target in ALL_CLASSES[2:])
     assert set(info["missing_keys"]) == new
     assert set(info["unexpected_keys"]) == lost
-    expected = model.base_model.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
-
-
-def test_architecture_that_is_no_vit_is_refused(tmp_path: Path) -> None:
-    config = SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)
-    SwinModel(config).save_pretrained(tmp_path)
-    for model_class in MODEL_CLASSES:
-        with pytest.raises(ValueError, match=r"type 'swin' \(SwinModel\).* Supported model types are .*\bvit\b"):
-            model_class.from_pretrained(tmp_path)
-
-
-def test_pickle_is_never_opened(tmp_path: Path) -> None:
-    model = build()
-    model.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"model\.safetensors"):
-        HfViTModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="loaded only from safetensors"):
-        HfViTModel.from_pretrained(tmp_path, use_safetensors=False)
+    assert_same_weights(opened.base_model, model.base_model)
 
 
 @pytest.mark.parametrize(
@@ -174,34 +152,77 @@ def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -
     assert model.classifier.weight.shape == (7, 32)
     assert float(model.classifier.weight.detach().std()) == pytest.approx(32**-0.5, rel=0.3)
     assert model.config.num_labels == 7
-    expected = before.model.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
+    assert_same_weights(model.model, before.model)
 
 
-def test_overrides_that_change_shapes_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_and_overrides_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    config = transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)
+    transformers.SwinModel(config).save_pretrained(tmp_path / "swin")
+    for model_class in MODEL_CLASSES:
+        with pytest.raises(ValueError, match=r"type 'swin' \(SwinModel\).* Supported model types are .*\bvit\b"):
+            model_class.from_pretrained(tmp_path / "swin")
     build().save_pretrained(tmp_path)
-    message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) in the checkpoint and \(1, 1, 64\) in the model"
-    with pytest.raises(ValueError, match=message):
-        HfViTModel.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
-    with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) in the checkpoint and \(40,\) in the model"):
-        HfViTModel.from_pretrained(tmp_path, intermediate_size=40)
+    shape = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) in the checkpoint and \(1, 1, 64\) in the model"
+    for options, message in (
+        ({"hidden_size": 64, "num_labels": 3}, shape),
+        ({"intermediate_size": 40}, r"mlp\.fc1\.bias is \(48,\) in the checkpoint and \(40,\) in the model"),
+        ({"num_attention_heads": 5}, "not divisible by num_attention_heads=5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            HfViTModel.from_pretrained(tmp_path, **options)
     assert HfViTModel.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
-    with pytest.raises(ValueError, match="not divisible by num_attention_heads=5"):
-        HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
     with pytest.raises(ValueError, match="num_labels=0"):
         HfViTForImageClassification(small_config(num_labels=0))
+
+
+OVERRIDES = {
+    "initialized randomly: encoder.layers.3": {"num_hidden_layers": 5},
+    "initialized randomly: encoder.layers.0.mlp.down": {"use_gated_mlp": True},
+    "initialized randomly: pre_norm": {"use_pre_layernorm": True},
+    "initialized randomly: encoder.layers.0.attention.key_norm": {"use_qk_norm": True},
+    "initialized randomly: encoder.layers.0.layer_scale1": {"layerscale_value": 1.0},
+    "initialized randomly: encoder.layers.0.attention.query_bias": {"key_bias": False},
+    "not used: encoder.layers.0.norm1.bias": {"norm_type": "rmsnorm"},
+    "not used: embeddings.position_embeddings": {"position_embedding_type": "none"},
+    r"embeddings.cls_token is \(1, 1, 32\) in the checkpoint": {"hidden_size": 64},
+}
+
+
+@pytest.mark.thinned(7)
+@pytest.mark.parametrize("problem", OVERRIDES)
+@all_classes
+def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
+    model_class: type[Any], problem: str, tmp_path: Path
+) -> None:
+    model_class(small_config()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=problem.replace(": ", r": (model\.)?")):
+        model_class.from_pretrained(tmp_path, **OVERRIDES[problem])
+    model_class.from_pretrained(tmp_path, **OVERRIDES[problem], ignore_mismatched_sizes=True)
+
+
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=name_of)
+def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
+    model = model_class(small_config())
+    model.save_pretrained(tmp_path)
+    assert model_class.from_pretrained(tmp_path, use_mask_token=True).base_model.embeddings.mask_token is not None
+    shorter = model_class.from_pretrained(tmp_path, num_hidden_layers=2)
+    assert_same_weights(model.base_model.encoder.layers[1], shorter.base_model.encoder.layers[1])
 
 
 def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
     model = build(HfViTForImageClassification)
     model.save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
-    assert isinstance(AutoModel.from_pretrained(tmp_path), HfViTModel)
-    assert isinstance(AutoModelForImageClassification.from_pretrained(tmp_path), HfViTForImageClassification)
-    assert isinstance(AutoBackbone.from_config(model.config), HfViTBackbone)
-    assert isinstance(AutoImageProcessor.from_pretrained(tmp_path), HfViTImageProcessor)
+    for name, own in (
+        ("AutoModel", HfViTModel),
+        ("AutoModelForImageClassification", HfViTForImageClassification),
+        ("AutoModelForMaskedImageModeling", HfViTForMaskedImageModeling),
+        ("AutoImageProcessor", HfViTImageProcessor),
+    ):
+        assert isinstance(getattr(transformers, name).from_pretrained(tmp_path), own)
+    assert isinstance(transformers.AutoBackbone.from_config(model.config), HfViTBackbone)
     photos = [Image.new("RGB", (40, 30), color) for color in ("red", "green", "blue")]
-    classify = pipeline("image-classification", model=str(tmp_path), top_k=1)
+    classify = transformers.pipeline("image-classification", model=str(tmp_path), top_k=1)
     inputs = classify.image_processor(photos, return_tensors="pt")
     expected = [model.config.id2label[int(i)] for i in model(**inputs).logits.argmax(1)]
     assert [answer[0]["label"] for answer in classify(photos, batch_size=2)] == expected
@@ -255,34 +276,20 @@ def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, cho
 def test_attentions_under_every_implementation(
     implementation: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("hf_vit"), "propagate", True)
+    for library in ("transformers", "hf_vit"):
+        monkeypatch.setattr(logging.getLogger(library), "propagate", True)
     logging_of_the_library.get_logger("hf_vit").warning_once.__func__.cache_clear()
     model = build(attn_implementation=implementation)
-    expected = build(attn_implementation="eager")(pixels(model.config), output_attentions=True)
-    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    images, mask = pixels(model.config), torch.ones(2, 4, 4, dtype=torch.bool)
+    expected = build(attn_implementation="eager")(images, output_attentions=True)
     mask[0, 3] = False
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same(model(pixels(model.config), output_attentions=True), expected)
-            masked = model(pixels(model.config), output_attentions=True, patch_attention_mask=mask)
+            assert_same(model(images, output_attentions=True), expected)
+            masked = model(images, output_attentions=True, patch_attention_mask=mask)
     assert masked.attentions[0][0, :, :, 13:].abs().max() == 0
     warned = [r for r in caplog.records if implementation in r.getMessage() and "eager" in r.getMessage()]
     assert len(warned) == 1
-
-
-@pytest.mark.parametrize("variant", ["plain", "rotary"])
-def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = replace_flash_attention(monkeypatch)
-    flash, sdpa = build(variant=variant), build(variant=variant)
-    flash.config._attn_implementation = "flash_attention_2"
-    images = pixels(flash.config)
-    mask = torch.ones(2, 4, 4, dtype=torch.bool)
-    mask[0, 2:] = False
-    assert_same(flash(images), sdpa(images), 1e-6)
-    assert_same(flash(images, patch_attention_mask=mask), sdpa(images, patch_attention_mask=mask), 1e-5)
-    length = flash.config.num_prefix_tokens + 16
-    assert [shape for _, shape in seen] == [None] * 3 + [(2, length)] * 3
 
 
 def test_attentions_by_configuration() -> None:
@@ -302,14 +309,9 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
     model = build(model_class, variant, attn_implementation=implementation)
     if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
         model.anneal_masks(1.0)  # flex attention does not support a mask per query
-    config = model.config
-    patch, grids = to_pair(config.patch_size), [(2, 5), (4, 3), (4, 5)]
+    config, grids = model.config, [(2, 5), (4, 3), (4, 5)]
     images = [pixels(config, batch=1, grid=grid) for grid in grids]
-    batch = torch.zeros(3, config.num_channels, 4 * patch[0], 5 * patch[1])
-    mask = torch.zeros(3, 4, 5, dtype=torch.bool)
-    for index, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
-        batch[index, :, : image.shape[2], : image.shape[3]] = image[0]
-        mask[index, :rows, :columns] = True
+    batch, mask = checks.pad_images(images, config.patch_size)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         padded = model(batch, patch_attention_mask=mask)
         for index, image in enumerate(images):
@@ -323,16 +325,6 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
                     actual = actual[..., : a.shape[-2], : a.shape[-1]]
                     assert a.shape[-2] * 4 == p.shape[-2] * grids[index][0]
                 assert_close(actual, a[0], 3e-5, f"image {index}")
-
-
-def test_forward_leaves_its_inputs_alone() -> None:
-    model = build(HfViTForImageClassification, "mask")
-    inputs = {"pixel_values": pixels(model.config), "labels": torch.tensor([1, 4])}
-    inputs["patch_attention_mask"] = torch.ones(2, 4, 4).bool()
-    kept, config = copy.deepcopy(inputs), model.config.to_dict()
-    model(**inputs)
-    assert all(torch.equal(inputs[name], kept[name]) for name in kept)
-    assert model.config.to_dict() == config
 
 
 def test_masked_patches_do_not_matter() -> None:
@@ -363,39 +355,14 @@ def test_golden_outputs() -> None:
         assert value == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-8), name
 
 
-@all_variants
-def test_sdpa_equals_eager_forward_and_backward(variant: str) -> None:
-    eager = build(variant=variant, attn_implementation="eager").double()
-    sdpa = build(variant=variant, attn_implementation="sdpa").double()
-    images = pixels(eager.config).double()
-    assert_same(sdpa(images), eager(images), 1e-12)
-    expected = training_gradients(eager, images)
-    for name, gradient in training_gradients(sdpa, images).items():
-        assert_close(gradient, expected[name], 1e-9, name) if expected[name].abs().max() > 1e-12 else None
-
-
 @pytest.mark.thinned(7)
-@all_classes
+@pytest.mark.parametrize("kind", [*MODEL_CLASSES, *MASKED, *checks.TOWERS], ids=name_of)
 @all_variants
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(model_class: type[Any], variant: str, reentrant: bool) -> None:
-    model = build(model_class, variant, drop_path_rate=0.0)
-    check_checkpointing(model, {"pixel_values": pixels(model.config)}, reentrant)
-
-
-@all_variants
-def test_half_precision_is_close(variant: str) -> None:
-    images = pixels(small_config(variant), grid=(3, 5))
-    expected = build(HfViTForImageClassification, variant)(images).logits
-    for dtype in (torch.bfloat16, torch.float16):
-        model = build(HfViTForImageClassification, variant)
-        with torch.autocast("cpu", dtype):
-            autocast = model(images).logits
-        half = model.to(dtype)(images).logits  # the model casts its input
-        assert half.dtype == dtype
-        for actual in (autocast, half):
-            assert torch.isfinite(actual).all()
-            assert_close(actual.float(), expected, 0.1, "logits")
+@both_reentrant
+def test_gradient_checkpointing_changes_nothing(kind: Any, variant: str, reentrant: bool) -> None:
+    model = build(kind, variant, drop_path_rate=0.0)
+    given = {"pixel_values": pixels(model.config)} if kind in MODEL_CLASSES else inputs_of(model)
+    checks.check_checkpointing(model, given, reentrant)
 
 
 @pytest.mark.parametrize(
@@ -413,25 +380,15 @@ def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str, 
     grids = ((4, 4), (3, 5)) if variant in ("siglip", "registers") else ((3, 5),)
     sizes = [{"pixel_values": pixels(model.config, grid=grid)} for grid in grids]
     returns_all = "attn_implementation" in options
-    check_compiled(model, sizes, output_hidden_states=returns_all, output_attentions=returns_all)
+    checks.check_compiled(model, sizes, output_hidden_states=returns_all, output_attentions=returns_all)
 
 
 def test_compiles_with_a_mask_in_parts() -> None:
     model = build(variant="rms", num_hidden_layers=2)
-    mask = torch.ones(2, 4, 4, dtype=torch.bool)
-    mask[0, 2:] = False
     torch.compiler.reset()
     with torch.no_grad():
-        given = {"pixel_values": pixels(model.config), "patch_attention_mask": mask}
+        given = {"pixel_values": pixels(model.config), "patch_attention_mask": checks.partial_mask()}
         assert_same(torch.compile(model, backend="aot_eager")(**given), model(**given), 1e-5)
-
-
-def test_mean_of_many_patches_does_not_overflow() -> None:
-    model = build(pooling="mean")
-    states = torch.full((1, 1 + 70 * 70, 32), 20.0, dtype=torch.float16)
-    mask = torch.ones(1, 70, 70, dtype=torch.bool)
-    assert torch.equal(model.pool(states, mask), model.pool(states))
-    assert (model.pool(states, mask) == 20).all()
 
 
 def test_compiled_training_equals_eager() -> None:
@@ -444,12 +401,20 @@ def test_compiled_training_equals_eager() -> None:
         assert_close(parameter.grad, expected[name], 1e-5, name)
 
 
+def test_mean_of_many_patches_does_not_overflow() -> None:
+    model = build(pooling="mean")
+    states = torch.full((1, 1 + 70 * 70, 32), 20.0, dtype=torch.float16)
+    mask = torch.ones(1, 70, 70, dtype=torch.bool)
+    assert torch.equal(model.pool(states, mask), model.pool(states))
+    assert (model.pool(states, mask) == 20).all()
+
+
 @pytest.mark.thinned(5)
-@all_classes
+@classes_and_masked
 @pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
-def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
-    model = build(model_class, variant)
-    check_spread(model, {"pixel_values": pixels(model.config, grid=(3, 5))}, tmp_path)
+def test_runs_spread_over_devices(kind: Any, variant: str, tmp_path: Path) -> None:
+    model = build(kind, variant)
+    checks.check_spread(model, inputs_of(model, grid=(3, 5)), tmp_path)
 
 
 def test_encoder_runs_in_ranges_and_does_not_turn_queries() -> None:
@@ -511,8 +476,7 @@ def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
         assert backbone.model(pixels(model.config)).pooler_output is None
     outputs = backbone(pixels(model.config), output_hidden_states=True)
     for index, feature_map in zip((1, 3), outputs.feature_maps, strict=True):
-        patches = outputs.hidden_states[index][:, 1:]
-        assert torch.equal(feature_map.flatten(2).transpose(1, 2), patches)
+        assert torch.equal(feature_map.flatten(2).transpose(1, 2), outputs.hidden_states[index][:, 1:])
     normed = HfViTBackbone.from_pretrained(tmp_path / "eva", norm_after_pooling=False)
     assert torch.equal(normed.model.norm.weight, model.model.norm.weight)
 
@@ -541,19 +505,13 @@ def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant:
 @all_variants
 def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
     torch.manual_seed(0)
-    model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).train()
+    model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0))
     images, labels = pixels(model.config, batch=5), torch.arange(5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(30):
-        losses.append(model(images, labels=labels).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    losses = checks.train(model, {"pixel_values": images, "labels": labels}, steps=30, max_lr=8e-3)
     # Initial predictions are close to uniform.
     assert losses[0] < math.log(5) + 2
     assert losses[-1] < 0.05
-    assert (model.eval()(images).logits.argmax(1) == labels).all()
+    assert (model(images).logits.argmax(1) == labels).all()
 
 
 @pytest.mark.parametrize(
@@ -592,42 +550,6 @@ def test_classes_carry_what_the_library_reads() -> None:
         assert all(getattr(model_class, f"_supports_{name}") for name in supported)
         assert model_class._can_compile_fullgraph
         assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
-
-
-OVERRIDES = {
-    "initialized randomly: encoder.layers.3": {"num_hidden_layers": 5},
-    "initialized randomly: encoder.layers.0.mlp.down": {"use_gated_mlp": True},
-    "initialized randomly: pre_norm": {"use_pre_layernorm": True},
-    "initialized randomly: encoder.layers.0.attention.key_norm": {"use_qk_norm": True},
-    "initialized randomly: encoder.layers.0.layer_scale1": {"layerscale_value": 1.0},
-    "initialized randomly: encoder.layers.0.attention.query_bias": {"key_bias": False},
-    "not used: encoder.layers.0.norm1.bias": {"norm_type": "rmsnorm"},
-    "not used: embeddings.position_embeddings": {"position_embedding_type": "none"},
-    r"embeddings.cls_token is \(1, 1, 32\) in the checkpoint": {"hidden_size": 64},
-}
-
-
-@pytest.mark.thinned(7)
-@pytest.mark.parametrize("problem", OVERRIDES)
-@all_classes
-def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
-    model_class: type[Any], problem: str, tmp_path: Path
-) -> None:
-    model_class(small_config()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=problem.replace(": ", r": (model\.)?")):
-        model_class.from_pretrained(tmp_path, **OVERRIDES[problem])
-    model_class.from_pretrained(tmp_path, **OVERRIDES[problem], ignore_mismatched_sizes=True)
-
-
-@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
-def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
-    model = model_class(small_config())
-    model.save_pretrained(tmp_path)
-    assert model_class.from_pretrained(tmp_path, use_mask_token=True).base_model.embeddings.mask_token is not None
-    shorter = model_class.from_pretrained(tmp_path, num_hidden_layers=2)
-    expected = model.base_model.encoder.layers[1].state_dict()
-    actual = shorter.base_model.encoder.layers[1].state_dict()
-    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
 def test_the_collector_of_cycles_is_as_it_was_after_loading(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-import transformers
+import transformers as hf
 from timm.layers import build_rotary_pos_embed, resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -25,15 +25,21 @@ from ..helpers.references import SHAPE, Parity, hidden_states
 pytestmark = pytest.mark.slow  # compares every option with a model of another library
 
 
-DINOV2_SHAPE = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {
-    "mlp_ratio": 2,
-    "layerscale_value": 0.5,
-}
+DINOV2_SHAPE = {**SHAPE, "mlp_ratio": 2, "layerscale_value": 0.5}
+del DINOV2_SHAPE["intermediate_size"]
 TIMM_SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2}
 TIMM_SHAPE |= {"num_classes": 5, "dynamic_img_size": True}
 EPS = {"layer_norm_eps": 1e-6}
 RESAMPLED = {"float32_positions": "embeddings.position_embeddings"}
+RESAMPLED_ROWS = {"float32_positions": "embeddings.position_embedding.weight"}
 MASK = torch.zeros(2, 64, dtype=torch.bool).index_fill(1, torch.tensor([1, 5, 6]), True)
+Run = Callable[[nn.Module, Tensor], dict[str, Tensor]]
+CASES: dict[str, Callable[[], Parity]] = {}
+
+
+def case(make_pair: Callable[[], Parity]) -> Callable[[], Parity]:
+    CASES[make_pair.__name__] = make_pair
+    return make_pair
 
 
 def states(model: nn.Module, images: Tensor, *, with_pooled: bool = True, **kwargs: Any) -> dict[str, Tensor]:
@@ -47,104 +53,113 @@ def masked(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return states(model, images, bool_masked_pos=MASK[:, : images.shape[2] * images.shape[3] // 64])
 
 
-def logits(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    return {"logits": model(images).logits}
+def logits(model: nn.Module, images: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+    outputs = model(images, **kwargs)
+    if isinstance(outputs, Tensor):  # a model of timm
+        return {"logits": outputs}
+    names = ("logits", "cls_logits", "distillation_logits")
+    return {name: outputs[name] for name in names if outputs.get(name) is not None}
 
 
 # Models of transformers resample positions only if an argument requests it.
 states_at_any_size = partial(states, interpolate_pos_encoding=True)
 
 
+def pair(
+    reference: nn.Module, ours: dict[str, Any], run: Run, run_reference: Run | None = None, **options: Any
+) -> Parity:
+    """Return a reference model and ours, which is a classifier if the number of labels is given."""
+    model_class = HfViTForImageClassification if "num_labels" in ours else HfViTModel
+    return Parity(reference, model_class(HfViTConfig(**{**SHAPE, **ours})), run_reference or run, run, **options)
+
+
+@case
 def vit() -> Parity:
-    theirs, ours = transformers.ViTConfig(**SHAPE, **EPS), HfViTConfig(**SHAPE, use_pooler=True)
-    return Parity(transformers.ViTModel(theirs), HfViTModel(ours), states_at_any_size, states, **RESAMPLED)
+    reference = hf.ViTModel(hf.ViTConfig(**SHAPE, **EPS))
+    return pair(reference, {"use_pooler": True}, states, states_at_any_size, **RESAMPLED)
 
 
+@case
 def vit_relu_no_bias() -> Parity:
-    options = {**SHAPE, **EPS, "hidden_act": "relu", "qkv_bias": False}
-    theirs = transformers.ViTModel(transformers.ViTConfig(**options), add_pooling_layer=False)
-    return Parity(
-        theirs,
-        HfViTModel(HfViTConfig(**options)),
-        partial(states_at_any_size, with_pooled=False),
-        partial(states, with_pooled=False),
-        **RESAMPLED,
-    )
+    options = {**EPS, "hidden_act": "relu", "qkv_bias": False}
+    reference = hf.ViTModel(hf.ViTConfig(**SHAPE, **options), add_pooling_layer=False)
+    runs = (partial(run, with_pooled=False) for run in (states, states_at_any_size))
+    return pair(reference, options, *runs, **RESAMPLED)
 
 
+@case
 def deit_distilled() -> Parity:
-    def outputs(model: nn.Module, images: Tensor, **kwargs: Any) -> dict[str, Tensor]:
-        result = model(images, **kwargs)
-        return {name: result[name] for name in ("logits", "cls_logits", "distillation_logits")}
-
-    config = transformers.DeiTConfig(**SHAPE, **EPS, num_labels=5)
-    return Parity(
-        transformers.DeiTForImageClassificationWithTeacher(config),
-        HfViTForImageClassification(HfViTConfig(**SHAPE, num_labels=5, use_distillation_token=True)),
-        partial(outputs, interpolate_pos_encoding=True),
-        outputs,
-        float32_positions="deit.embeddings.position_embeddings",
-    )
+    reference = hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**SHAPE, **EPS, num_labels=5))
+    ours = {"num_labels": 5, "use_distillation_token": True}
+    at_any_size = partial(logits, interpolate_pos_encoding=True)
+    return pair(reference, ours, logits, at_any_size, float32_positions="deit.embeddings.position_embeddings")
 
 
+@case
 def dinov2() -> Parity:
-    theirs = transformers.Dinov2Model(transformers.Dinov2Config(**DINOV2_SHAPE))
-    ours = HfViTModel(HfViTConfig(**SHAPE, layerscale_value=0.5, use_mask_token=True))
-    return Parity(theirs, ours, masked, masked)
+    reference = hf.Dinov2Model(hf.Dinov2Config(**DINOV2_SHAPE))
+    return pair(reference, {"layerscale_value": 0.5, "use_mask_token": True}, masked)
 
 
+@case
 def dinov2_linear_classifier() -> Parity:
-    config = transformers.Dinov2Config(**DINOV2_SHAPE, num_labels=5, use_mask_token=False)
-    ours = HfViTConfig(**SHAPE, layerscale_value=0.5, pooling="cls_mean", num_labels=5)
-    theirs = transformers.Dinov2ForImageClassification(config)
-    return Parity(theirs, HfViTForImageClassification(ours), logits, logits)
+    reference = hf.Dinov2ForImageClassification(hf.Dinov2Config(**DINOV2_SHAPE, num_labels=5, use_mask_token=False))
+    return pair(reference, {"layerscale_value": 0.5, "pooling": "cls_mean", "num_labels": 5}, logits)
 
 
+@case
 def dinov2_registers_swiglu() -> Parity:
-    config = transformers.Dinov2WithRegistersConfig(**DINOV2_SHAPE, num_register_tokens=3, use_swiglu_ffn=True)
-    theirs = transformers.Dinov2WithRegistersModel(config)
-    ours = {**SHAPE, "intermediate_size": 48, "hidden_act": "silu"}  # 2/3 of 64, rounded up to a multiple of 8
+    config = hf.Dinov2WithRegistersConfig(**DINOV2_SHAPE, num_register_tokens=3, use_swiglu_ffn=True)
+    ours = {"intermediate_size": 48, "hidden_act": "silu"}  # 2/3 of 64, rounded up to a multiple of 8
     ours |= {"layerscale_value": 0.5, "use_mask_token": True, "num_register_tokens": 3, "use_gated_mlp": True}
-    model = HfViTModel(HfViTConfig(**ours, position_antialias=True))
-    return Parity(theirs, model, masked, masked, sizes=((32, 32), (24, 48), (16, 24)))
+    ours["position_antialias"] = True
+    return pair(hf.Dinov2WithRegistersModel(config), ours, masked, sizes=((32, 32), (24, 48), (16, 24)))
 
 
+@case
 def dinov3() -> Parity:
-    options = {**SHAPE, "num_register_tokens": 2, "layerscale_value": 0.5, "layer_norm_eps": 1e-5, "key_bias": False}
+    options = {"num_register_tokens": 2, "layerscale_value": 0.5, "layer_norm_eps": 1e-5, "key_bias": False}
     options |= {"use_gated_mlp": True, "hidden_act": "silu"}
-    theirs = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**options))
-    ours = HfViTModel(HfViTConfig(**options, position_embedding_type="rotary", use_mask_token=True))
-    return Parity(theirs, ours, masked, masked, sizes=((32, 32), (24, 48), (64, 64)))
+    reference = hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE, **options))
+    ours = {**options, "position_embedding_type": "rotary", "use_mask_token": True}
+    return pair(reference, ours, masked, sizes=((32, 32), (24, 48), (64, 64)))
 
 
+@case
 def dinov3_without_biases() -> Parity:
-    shared = {**SHAPE, "proj_bias": False, "mlp_bias": False, "rope_theta": 30.0}
-    theirs = transformers.DINOv3ViTConfig(**shared, **EPS, query_bias=False, value_bias=False)
-    ours = {"qkv_bias": False, "layerscale_value": 1.0, "use_mask_token": True, "num_register_tokens": 0}
-    model = HfViTModel(HfViTConfig(**shared, **ours, position_embedding_type="rotary"))
-    return Parity(transformers.DINOv3ViTModel(theirs), model, masked, masked)
+    shared = {"proj_bias": False, "mlp_bias": False, "rope_theta": 30.0}
+    theirs = hf.DINOv3ViTConfig(**SHAPE, **shared, **EPS, query_bias=False, value_bias=False)
+    ours = {**shared, "qkv_bias": False, "layerscale_value": 1.0, "use_mask_token": True, "num_register_tokens": 0}
+    return pair(hf.DINOv3ViTModel(theirs), {**ours, "position_embedding_type": "rotary"}, masked)
 
 
+@case
 def mae_encoder() -> Parity:
     def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         # Ascending noise, so that the patches are not shuffled; no patch is masked.
         return states_at_any_size(model, images, noise=torch.arange(images[0, 0].numel() // 64).expand(2, -1))
 
-    config = transformers.ViTMAEConfig(**SHAPE, **EPS, mask_ratio=0.0)
-    reference, embeddings = transformers.ViTMAEModel(config), ViTMAEEmbeddings(config)
+    config = hf.ViTMAEConfig(**SHAPE, **EPS, mask_ratio=0.0)
+    reference, embeddings = hf.ViTMAEModel(config), ViTMAEEmbeddings(config)
     embeddings.initialize_weights()  # transformers 5.23 leaves the position table of a new model at zero
     reference.embeddings.position_embeddings.data.copy_(embeddings.position_embeddings)
-    ours = HfViTModel(HfViTConfig(**SHAPE, position_embedding_type="sincos2d"))
-    return Parity(reference, ours, run, partial(states, with_pooled=False), **RESAMPLED)
+    ours = {"position_embedding_type": "sincos2d"}
+    return pair(reference, ours, partial(states, with_pooled=False), run, **RESAMPLED)
 
 
 def of_timm(theirs: dict[str, Any], ours: dict[str, Any], **options: Any) -> Parity:
     """Return a classifier of timm and our classifier with the same weights."""
     reference = VisionTransformer(**TIMM_SHAPE, **theirs)
-    model = HfViTForImageClassification(HfViTConfig(**SHAPE, **ours, num_labels=5, position_antialias=True))
-    return Parity(reference, model, lambda model, images: {"logits": model(images)}, logits, **options)
+    return pair(reference, {**ours, "num_labels": 5, "position_antialias": True}, logits, **options)
 
 
+CASES["timm_classifier"] = partial(of_timm, {}, {}, sizes=((32, 32), (24, 48), (16, 16)))
+CASES["timm_without_positions"] = partial(of_timm, {"pos_embed": "none"}, {"position_embedding_type": "none"})
+norm_after_pooling = {"pooling": "mean", "norm_after_pooling": True}
+CASES["timm_norm_after_pooling"] = partial(of_timm, {"global_pool": "avg"}, norm_after_pooling)
+
+
+@case
 def timm_registers_qk_norm() -> Parity:
     theirs = {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.1, "fc_norm": False}
     ours = {"num_register_tokens": 2, "prefix_has_position": False, "layerscale_value": 0.1, "pooling": "mean"}
@@ -152,6 +167,7 @@ def timm_registers_qk_norm() -> Parity:
     return of_timm(theirs | norms[0], ours | norms[1], without_effect="key_norm.bias")
 
 
+@case
 def timm_rms_norm_without_cls() -> Parity:
     norm = partial(timm.layers.RmsNorm, eps=1e-6)
     return of_timm(
@@ -160,10 +176,10 @@ def timm_rms_norm_without_cls() -> Parity:
     )
 
 
-class Dinov3WithTable(transformers.DINOv3ViTModel):
+class Dinov3WithTable(hf.DINOv3ViTModel):
     """DINOv3 with a learned position table, resampled as in timm."""
 
-    def __init__(self, config: transformers.DINOv3ViTConfig) -> None:
+    def __init__(self, config: hf.DINOv3ViTConfig) -> None:
         super().__init__(config)
         self.pos_embed = nn.Parameter(torch.zeros(1, 16, config.hidden_size))
         self.embeddings.register_forward_hook(self.add_positions)
@@ -174,36 +190,36 @@ class Dinov3WithTable(transformers.DINOv3ViTModel):
         return torch.cat((tokens[:, :3], tokens[:, 3:] + table), dim=1)
 
 
+@case
 def learned_and_rotary() -> Parity:
-    options = {**SHAPE, **EPS, "num_register_tokens": 2, "layerscale_value": 0.5, "key_bias": False}
-    ours = HfViTConfig(
-        **options, position_embedding_type="learned+rotary", prefix_has_position=False, use_mask_token=True
-    )
-    return Parity(Dinov3WithTable(transformers.DINOv3ViTConfig(**options)), HfViTModel(ours), masked, masked)
+    options = {**EPS, "num_register_tokens": 2, "layerscale_value": 0.5, "key_bias": False}
+    ours = {"position_embedding_type": "learned+rotary", "prefix_has_position": False, "use_mask_token": True}
+    return pair(Dinov3WithTable(hf.DINOv3ViTConfig(**SHAPE, **options)), options | ours, masked)
 
 
+@case
 def clip() -> Parity:
-    def without_last(run: Callable[..., dict[str, Tensor]], model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    def without_last(run: Run, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         outputs = run(model, images)
         last = outputs.pop("last_hidden_state")
         # The reference has no final norm.
         assert torch.equal(last, outputs["hidden_states[2]"]) is (run is states_at_any_size)
         return outputs
 
-    reference = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
+    reference = hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
     # CLIP has no bias in its patch embedding. Add a bias to compare the gradient of the bias in our model.
     reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
-    ours = HfViTModel(HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5))
-    runs = (partial(without_last, run) for run in (states_at_any_size, states))
-    return Parity(reference, ours, *runs, float32_positions="embeddings.position_embedding.weight")
+    ours = {"hidden_act": "quick_gelu", "use_pre_layernorm": True, "layer_norm_eps": 1e-5}
+    runs = (partial(without_last, run) for run in (states, states_at_any_size))
+    return pair(reference, ours, *runs, **RESAMPLED_ROWS)
 
 
+@case
 def siglip() -> Parity:
-    options = {**SHAPE, **EPS, "hidden_act": "gelu_pytorch_tanh"}
-    theirs = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**options))
-    ours = HfViTModel(HfViTConfig(**options, use_cls_token=False, pooling="attention"))
-    positions = "embeddings.position_embedding.weight"
-    return Parity(theirs, ours, states_at_any_size, states, float32_positions=positions)
+    options = {**EPS, "hidden_act": "gelu_pytorch_tanh"}
+    reference = hf.SiglipVisionModel(hf.SiglipVisionConfig(**SHAPE, **options))
+    ours = {**options, "use_cls_token": False, "pooling": "attention"}
+    return pair(reference, ours, states, states_at_any_size, **RESAMPLED_ROWS)
 
 
 def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -225,50 +241,26 @@ def eva(native_grid: int | None, **options: Any) -> Parity:
         return {"logits": model(images)}
 
     theirs = {"use_rot_pos_emb": True, "rope_temperature": 100.0, "ref_feat_shape": native_grid}
-    ours = {"key_bias": False, "pooling": "mean", "norm_after_pooling": True, "position_antialias": True, **options}
-    config = HfViTConfig(**SHAPE, **ours, num_labels=5, position_embedding_type="learned+rotary")
     reference = Eva(**TIMM_SHAPE, **theirs, norm_layer=partial(nn.LayerNorm, eps=1e-6))
-    return Parity(reference, HfViTForImageClassification(config), run, logits, rearrange=half_rotation)
+    ours = {"key_bias": False, "position_antialias": True, "position_embedding_type": "learned+rotary"}
+    ours |= {**norm_after_pooling, "num_labels": 5, **options}
+    return pair(reference, ours, logits, run, rearrange=half_rotation)
 
 
-CASES: dict[str, Callable[[], Parity]] = {
-    "vit": vit,
-    "vit_relu_no_bias": vit_relu_no_bias,
-    "deit_distilled": deit_distilled,
-    "dinov2": dinov2,
-    "dinov2_linear_classifier": dinov2_linear_classifier,
-    "dinov2_registers_swiglu": dinov2_registers_swiglu,
-    "dinov3": dinov3,
-    "dinov3_without_biases": dinov3_without_biases,
-    "mae_encoder": mae_encoder,
-    "timm_classifier": partial(of_timm, {}, {}, sizes=((32, 32), (24, 48), (16, 16))),
-    "timm_registers_qk_norm": timm_registers_qk_norm,
-    "timm_rms_norm_without_cls": timm_rms_norm_without_cls,
-    "timm_without_positions": partial(of_timm, {"pos_embed": "none"}, {"position_embedding_type": "none"}),
-    "learned_and_rotary": learned_and_rotary,
-    "clip": clip,
-    "siglip": siglip,
-    "timm_norm_after_pooling": partial(
-        of_timm, {"global_pool": "avg"}, {"pooling": "mean", "norm_after_pooling": True}
-    ),
-    "eva_index": partial(eva, None, rope_coordinates="index"),
-    "eva_scaled_index": partial(eva, 4, rope_coordinates="scaled_index"),
-    "eva_scaled_to_another_grid": partial(eva, 3, rope_coordinates="scaled_index", rope_grid_size=3),
-}
+CASES["eva_index"] = partial(eva, None, rope_coordinates="index")
+CASES["eva_scaled_index"] = partial(eva, 4, rope_coordinates="scaled_index")
+CASES["eva_scaled_to_another_grid"] = partial(eva, 3, rope_coordinates="scaled_index", rope_grid_size=3)
 # Together, these use every kind of positions, norms, MLPs and pooling.
 IN_FLOAT32 = ("vit", "dinov3", "mae_encoder", "timm_rms_norm_without_cls", "siglip", "eva_scaled_index")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_reference(name: str) -> None:
-    CASES[name]().check(torch.float64)
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_FLOAT32 else pytest.mark.nightly) for name in CASES]
+    ("name", "dtype"),
+    [(name, torch.float64) for name in CASES]
+    + [pytest.param(name, torch.float32, marks=[pytest.mark.nightly] * (name not in IN_FLOAT32)) for name in CASES],
 )
-def test_equals_reference_in_float32(name: str) -> None:
-    CASES[name]().check(torch.float32)
+def test_equals_reference(name: str, dtype: torch.dtype) -> None:
+    CASES[name]().check(dtype)
 
 
 @pytest.mark.parametrize(
@@ -299,14 +291,8 @@ def test_resampling_equals_timm(mode: str, antialias: bool) -> None:
         assert torch.equal(resample_to_grid(table, config, new_grid, num_prefix=2), expected)
 
 
-PUBLISHED = {
-    "tiny": "vit_tiny_patch16_224",
-    "small": "vit_small_patch16_224",
-    "base": "vit_base_patch16_224",
-    "large": "vit_large_patch16_224",
-    "huge": "vit_huge_patch14_224",
-    "so400m": "vit_so400m_patch14_siglip_gap_224",
-}
+PUBLISHED = {name: f"vit_{name}_patch16_224" for name in ("tiny", "small", "base", "large")}
+PUBLISHED |= {"huge": "vit_huge_patch14_224", "so400m": "vit_so400m_patch14_siglip_gap_224"}
 
 
 def test_presets_have_the_published_shapes() -> None:
@@ -330,7 +316,7 @@ def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
     options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
     options["attn_implementation"] = implementation
     run: Callable[..., dict[str, Tensor]] = lambda model, images: {"last": model(images).last_hidden_state}  # noqa: E731
-    theirs = transformers.ViTModel(transformers.ViTConfig(**options), add_pooling_layer=False)
+    theirs = hf.ViTModel(hf.ViTConfig(**options), add_pooling_layer=False)
     pair = Parity(theirs, HfViTModel(HfViTConfig(**options)), run, run)
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     states = []
@@ -341,7 +327,7 @@ def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
     assert not torch.allclose(states[1], pair.ours.eval()(images).last_hidden_state, atol=0.1)
 
 
-def test_stochastic_depth_equals_timm() -> None:
+def test_stochastic_depth_equals_timm_and_grows_as_there() -> None:
     states = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0))
     dropped = []
     for drop_path in (timm.layers.DropPath(0.4).train(), HfViTDropPath(0.4).train()):
@@ -349,9 +335,6 @@ def test_stochastic_depth_equals_timm() -> None:
         dropped.append(drop_path(states))
     assert 0 < (dropped[0] == 0).all(dim=(1, 2)).sum() < 8
     torch.testing.assert_close(dropped[1], dropped[0])
-
-
-def test_stochastic_depth_grows_as_in_timm() -> None:
     for depth in (1, 2, 5):
         reference = VisionTransformer(**{**TIMM_SHAPE, "depth": depth}, drop_path_rate=0.3)
         ours = HfViTModel(HfViTConfig(**{**SHAPE, "num_hidden_layers": depth}, drop_path_rate=0.3))

@@ -22,10 +22,11 @@ from hf_vit.model.remote_code import AUTO_MAP
 from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
 from ..helpers.models import DEFORMABLE, QUERIES, SMALL, pixels, small_config
-from ..helpers.references import draw_weights
+from .checks import build
 
 
 PACKAGE = Path(__file__).parents[2] / "hf_vit" / "model"
+LABELS = {"num_labels": 2, "id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
 
 
 OPEN_EVERYTHING = """
@@ -107,10 +108,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a saved classifier with its processor at user/model, and its outputs for some images."""
     root = tmp_path_factory.mktemp("hub")
     folder = root / "user" / "model"
-    config = small_config(num_labels=2, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
-    model = HfViTForImageClassification(config)
-    draw_weights(model)
-    model.eval().save_pretrained(folder)
+    model = build(HfViTForImageClassification, **LABELS)
+    config = model.config
+    model.save_pretrained(folder)
     processor = HfViTImageProcessor.for_model(config)
     processor.save_pretrained(folder)
     backbone = hf_vit.HfViTBackbone.from_pretrained(folder, out_indices=[1, 3])
@@ -118,18 +118,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo)
     images = pixels(config)
     with torch.no_grad():
+        saved = {"images": images, "logits": model(images).logits, "photo": str(photo)}
+        saved["last_hidden_state"] = HfViTModel.from_pretrained(folder)(images).last_hidden_state
+        saved["feature_maps"] = list(backbone(images).feature_maps)
         logits = model(processor(Image.open(photo), return_tensors="pt").pixel_values).logits
-        torch.save(
-            {
-                "images": images,
-                "logits": model(images).logits,
-                "last_hidden_state": HfViTModel.from_pretrained(folder)(images).last_hidden_state,
-                "feature_maps": list(backbone(images).feature_maps),
-                "photo": str(photo),
-                "label": config.id2label[int(logits.argmax())],
-            },
-            root / "data.pt",
-        )
+        saved["label"] = config.id2label[int(logits.argmax())]
+    torch.save(saved, root / "data.pt")
     return folder
 
 
@@ -146,12 +140,9 @@ def check_output(process: object) -> None:
 
 
 def test_name_on_the_hub_and_folder_open_without_the_package(folder: Path, tmp_path: Path) -> None:
-    data = str(folder.parents[1] / "data.pt")
+    arguments = ("user/model", str(folder.parents[1] / "data.pt"), str(folder))
     with serve(folder.parents[1]) as hub:
-        process = run_without_package(
-            OPEN_EVERYTHING, tmp_path / "work", "user/model", data, str(folder), **hub.client
-        )
-    check_output(process)
+        check_output(run_without_package(OPEN_EVERYTHING, tmp_path / "work", *arguments, **hub.client))
 
 
 def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -> None:
@@ -172,10 +163,9 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -
 
 def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
     """FSDP2 replaces the class of a model. Without our override, transformers would save the code of that class."""
-    model = HfViTForImageClassification(small_config())
-    draw_weights(model)
+    model = build(HfViTForImageClassification)
     images = pixels(model.config)
-    expected = model.eval()(images).logits.detach()
+    expected = model(images).logits.detach()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         for module in (*model.model.encoder.layers, model):
@@ -195,9 +185,8 @@ OPTIMIZE = """
 with torch.no_grad():
     plain = transformers.pipeline("image-classification", model=folder, trust_remote_code=True)
     try:
-        fast = transformers.pipeline(
-            "image-classification", model=folder, trust_remote_code=True, optimize={"compile": False}
-        )
+        optimize = {"compile": False}
+        fast = transformers.pipeline("image-classification", model=folder, trust_remote_code=True, optimize=optimize)
     except ImportError as error:
         assert sys.modules.get("hf_vit") is None
         assert "needs the package hf_vit" in str(error) and "install: pip install" in str(error), error
@@ -229,20 +218,10 @@ for problem_type in ("multi_label_classification", "regression"):
 """
 
 
-def test_classifiers_without_trust_of_labels_and_values_and_optimized(folder: Path, tmp_path: Path) -> None:
-    for problem_type in ("multi_label_classification", "regression"):
-        model = HfViTForImageClassification(small_config(problem_type=problem_type))
-        draw_weights(model)
-        model.save_pretrained(tmp_path / problem_type)
-        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / problem_type)
-    arguments = (str(tmp_path), str(folder), str(folder.parents[1] / "photo.png"))
-    check_output(run_without_package(OPEN_CLASSIFIERS + OPTIMIZE, tmp_path / "work", *arguments))
-
-
 def test_with_the_package_a_classifier_is_optimized(folder: Path, tmp_path: Path) -> None:
     code = "import sys, torch, transformers\nfolder, photo = sys.argv[1:]\n" + OPTIMIZE
-    arguments = (str(folder), str(folder.parents[1] / "photo.png"))
-    check_output(run_with_package(code, tmp_path / "work", *arguments, fresh=True))
+    photo = str(folder.parents[1] / "photo.png")
+    check_output(run_with_package(code, tmp_path / "work", str(folder), photo, fresh=True))
 
 
 DECODERS = {"queries": QUERIES, "deformable": {"decoder": "deformable", **DEFORMABLE}}
@@ -264,7 +243,7 @@ HEADS = {
 OPEN_HEADS = """
 from PIL import Image
 from transformers import pipeline
-folder, photo_name = sys.argv[1:]
+folder, _, photo_name = sys.argv[1:]
 photo, remote = Image.open(photo_name), {"trust_remote_code": True}
 saved = torch.load(f"{folder}/data.pt", weights_only=True)
 classes = [(name, getattr(transformers, auto_class)) for name, auto_class in saved["heads"].items()]
@@ -324,12 +303,15 @@ print("opened")
 
 
 def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
+    for problem_type in ("multi_label_classification", "regression"):
+        model = build(HfViTForImageClassification, problem_type=problem_type)
+        model.save_pretrained(tmp_path / problem_type)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / problem_type)
     photo = folder.parents[1] / "photo.png"
     saved = {"images": pixels(small_config()), "decoders": [*DECODERS], "options": OPTIONS, "heads": HEADS}
     for name, auto_class in HEADS.items():
-        model = class_of(auto_class)(small_config(use_mask_token=True, **OPTIONS.get(name, {})))
-        draw_weights(model)
-        model.eval().save_pretrained(tmp_path / name)
+        model = build(class_of(auto_class), use_mask_token=True, **OPTIONS.get(name, {}))
+        model.save_pretrained(tmp_path / name)
         processor = HfViTImageProcessor.for_model(model.config)
         processor.save_pretrained(tmp_path / name)
         torch.manual_seed(0)
@@ -345,17 +327,17 @@ def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(fo
             assert len(found["scores"]) == DECODERS[name]["num_queries"]
             saved[f"{name}_scores"] = found["scores"]
     torch.save(saved, tmp_path / "data.pt")
-    check_output(run_without_package(OPEN_HEADS, tmp_path / "work", str(tmp_path), str(photo)))
+    arguments = (str(tmp_path), str(folder), str(photo))
+    check_output(run_without_package(OPEN_CLASSIFIERS + OPTIMIZE + OPEN_HEADS, tmp_path / "work", *arguments))
 
 
 PIPELINE_TASKS = {
     "AutoModel": "image-feature-extraction",
-    "AutoModelForImageClassification": "image-classification",
-    "AutoModelForSemanticSegmentation": "image-segmentation",
-    "AutoModelForUniversalSegmentation": "image-segmentation",
-    "AutoModelForDepthEstimation": "depth-estimation",
-    "AutoModelForObjectDetection": "object-detection",
-    "AutoModelForKeypointDetection": "keypoint-detection",
+    **dict.fromkeys(("AutoModelForSemanticSegmentation", "AutoModelForUniversalSegmentation"), "image-segmentation"),
+    **{
+        f"AutoModelFor{task.title().replace('-', '')}": task
+        for task in ("image-classification", "depth-estimation", "object-detection", "keypoint-detection")
+    },
     # Classes without a pipeline, or with a pipeline that needs a tokenizer
     **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ZeroShotImageClassification")},
 }

@@ -13,7 +13,7 @@ from hf_vit.model.task_semantic_segmentation import overlapping_stride, segment_
 from ..helpers.images import noise
 from ..helpers.models import pixels
 from ..helpers.references import assert_close
-from .checks import build
+from .checks import build, pad_images
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +23,6 @@ def model() -> Any:
 
 def probabilities(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(dim=1)
-
-
-def test_a_window_that_covers_the_image_is_the_plain_forward(model: Any) -> None:
-    images = pixels(model.config, grid=(4, 5))
-    expected = probabilities(model(images).logits, (32, 40))
-    for window in (None, 48, (32, 40), (64, 64)):
-        logits = model.segment(images, window_size=window).logits
-        assert logits.shape == (2, 5, 32, 40)
-        assert_close(logits.exp(), expected, 1e-5, "probabilities")
 
 
 def test_windows_leave_no_gap_and_end_with_the_image() -> None:
@@ -58,7 +49,14 @@ def test_overlapping_windows_are_averaged() -> None:
     assert logits[0, 0, 0].tolist() == [21, 21, 22, 22, 23, 23]
 
 
-def test_large_images_are_seen_in_windows(model: Any) -> None:
+def test_windows_of_images(model: Any) -> None:
+    """A window that covers the image is the plain forward pass; larger images are seen in overlapping windows."""
+    images = pixels(model.config, grid=(4, 5))
+    expected = probabilities(model(images).logits, (32, 40))
+    for window in (None, 48, (32, 40), (64, 64)):
+        logits = model.segment(images, window_size=window).logits
+        assert logits.shape == (2, 5, 32, 40)
+        assert_close(logits.exp(), expected, 1e-5, f"probabilities with windows of {window}")
     images = pixels(model.config, grid=(6, 7))
     windows = model.segment(images, window_size=32, window_stride=(16, 24)).logits
     assert windows.shape == (2, 5, 48, 56)
@@ -77,17 +75,17 @@ def test_scaled_and_mirrored_copies_by_hand(model: Any) -> None:
     assert_close(actual, expected / 4, 1e-5, "probabilities")
 
 
-@pytest.mark.parametrize(("scale", "size"), [(0.5, (16, 24)), (1.0, (32, 40)), (1.2, (40, 48)), (0.01, (8, 8))])
-def test_copies_have_whole_patches(scale: float, size: tuple[int, int]) -> None:
-    seen = []
+def test_copies_have_whole_patches() -> None:
+    sizes = []
 
     def forward(images: Tensor) -> Tensor:
-        seen.append(tuple(images.shape[2:]))
+        sizes.append(tuple(images.shape[2:]))
         return images
 
-    logits = segment_copies(forward, torch.rand(1, 3, 35, 43), (8, 8), [scale], flip=False)
-    assert seen == [size]
-    assert logits.shape == (1, 3, 35, 43)
+    for scale in (0.5, 1.0, 1.2, 0.01):
+        logits = segment_copies(forward, torch.rand(1, 3, 35, 43), (8, 8), [scale], flip=False)
+        assert logits.shape == (1, 3, 35, 43)
+    assert sizes == [(16, 24), (32, 40), (40, 48), (8, 8)]
 
 
 def test_double_precision_and_impossible_classes_stay() -> None:
@@ -101,10 +99,7 @@ def test_double_precision_and_impossible_classes_stay() -> None:
 def test_images_of_a_padded_batch_are_seen_alone(model: Any, options: dict[str, Any]) -> None:
     grids = [(4, 3), (2, 6), (4, 6)]
     images = [pixels(model.config, batch=1, grid=grid) for grid in grids]
-    batch, mask = torch.full((3, 3, 32, 48), 9.0), torch.zeros(3, 4, 6, dtype=torch.bool)
-    for own, visible, image, (rows, columns) in zip(batch, mask, images, grids, strict=True):
-        own[:, : 8 * rows, : 8 * columns] = image[0]
-        visible[:rows, :columns] = True
+    batch, mask = pad_images(images, value=9.0)
     logits = model.segment(pixel_values=batch, patch_attention_mask=mask, **options).logits
     assert logits.shape == (3, 5, 32, 48)
     for own, image, (rows, columns) in zip(logits, images, grids, strict=True):

@@ -20,9 +20,8 @@ CASE = TRAINING_CASES["dino"]
 
 def teach(world_size: int = 1, process_index: int = 0, **attributes: Any) -> Teach:
     """Return the function that a trainer with several processes calls for each batch."""
-    args = SimpleNamespace(world_size=world_size, process_index=process_index)
-    trainer: Any = SimpleNamespace(args=args, **attributes)
-    return Teach(trainer)
+    args: Any = SimpleNamespace(world_size=world_size, process_index=process_index)
+    return Teach(SimpleNamespace(args=args, **attributes))
 
 
 def make_model(**overrides: Any) -> HfViTForJointEmbedding:
@@ -37,26 +36,18 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     # Without balancing, all images are assigned to one prototype.
     assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1
     assert torch.equal(found.argmax(dim=0), (logits - logits.mean(dim=0)).argmax(dim=0))
-
-
-def test_assignments_are_those_of_the_rows_of_all_processes() -> None:
-    logits = torch.rand(12, 5) * 2 - 1
+    # Assignments are those of the rows of all processes: `sums` covers both of two processes.
     sums: list[torch.Tensor] = []
     whole = assign(logits, 0.1, add=lambda values: sums.append(values) or values)
     torch.testing.assert_close(whole, assign(logits, 0.1))
-    # Simulates one of two processes; the sums cover both.
-    half = assign(logits[:7], 0.1, add=lambda values: sums.pop(0))
-    torch.testing.assert_close(half, whole[:7])
+    torch.testing.assert_close(assign(logits[:7], 0.1, add=lambda values: sums.pop(0)), whole[:7])
 
 
 def test_each_view_learns_from_all_global_ones_but_itself() -> None:
     logits, assigned = torch.randn(3, 4, 6), torch.randn(3, 2, 6).softmax(dim=-1)
-    terms = [
-        -(assigned[:, one] * (logits[:, other] / 0.1).log_softmax(dim=-1)).sum(dim=-1)
-        for one in range(2)
-        for other in range(4)
-        if one != other
-    ]
+    pairs = [(one, other) for one in range(2) for other in range(4) if one != other]
+    logarithms = (logits / 0.1).log_softmax(dim=-1)
+    terms = [-(assigned[:, one] * logarithms[:, other]).sum(dim=-1) for one, other in pairs]
     torch.testing.assert_close(view_cross_entropy(logits, assigned, 0.1), torch.stack(terms).mean())
 
 
@@ -149,10 +140,8 @@ def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> Non
     masks = masks.flatten(0, 1).unflatten(1, (14, 14))
     alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
     assert float(alike) > 0.6  # independent masks of patches would give 0.3
-
-
-def test_masks_of_two_processes_are_those_of_one_with_all_images() -> None:
-    config, views = make_model().config, torch.zeros(6, 2, 3, 32, 32)
+    # Two processes together draw the masks that one process draws for all images.
+    views = torch.zeros(6, 2, 3, 32, 32)
     torch.manual_seed(3)
     whole = teach().draw_masks(views, config)
     for index in range(2):
@@ -200,6 +189,4 @@ def test_masks_that_nothing_is_done_with_are_refused() -> None:
 def test_another_objective_leaves_the_options_of_the_first_behind() -> None:
     saved = HfViTJointEmbeddingConfig(gaussian_weight=0.2, embedding_size=16).to_dict()
     merged = HfViTJointEmbeddingConfig.merge(saved, {"objective": "dino"})
-    assert merged["objective"] == "dino"
-    assert merged["embedding_size"] == 16
-    assert "gaussian_weight" not in merged
+    assert (merged["objective"], merged["embedding_size"], "gaussian_weight" in merged) == ("dino", 16, False)
