@@ -112,24 +112,6 @@ def test_mid_positions_follow_the_size_of_the_model(tmp_path: Path) -> None:
         HfViTForObjectDetection.from_pretrained(tmp_path, num_register_tokens=2)
 
 
-def test_bad_options_are_refused() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"num_labels": 0}, "num_labels=0 is not supported: objects need"),
-        ({"detection_config": {"decoder": "queries", "num_blocks": 4}}, "num_blocks=4 blocks for the queries"),
-        ({"detection_config": {"decoder": "queries", "num_blocks": 0}}, "without num_layers runs no block on queries"),
-        ({"detection_config": {"decoder": "deformable", "num_layers": 0}}, "num_layers=0 must be at least 1"),
-        ({"detection_config": {"hidden_size": 100}}, "hidden_size=100 must be a multiple of 8 times"),
-        ({"detection_config": {"scale_factors": [1.0, 3.0]}}, r"scale_factors=\[1.0, 3.0\] must be one or more of"),
-        ({"detection_config": {"class_loss": "cross_entropy"}}, "needs a class for no object"),
-        ({"detection_config": {"num_blocks": 2}}, "num_blocks=2 applies only to decoder='queries'"),
-        ({"detection_config": {"decoder": "queries", "num_groups": 2}}, "num_groups=2 .* no effect with 'queries'"),
-        ({"detection_config": {"bbox_weight": -1}}, "bbox_weight=-1 must not be negative"),
-    ]
-    for overrides, message in cases:
-        with pytest.raises(ValueError, match=message):
-            build(HfViTForObjectDetection, **overrides)
-
-
 def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Return images of rectangles whose color is their class; one image is empty."""
     generator = torch.Generator().manual_seed(0)

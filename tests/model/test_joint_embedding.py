@@ -74,22 +74,3 @@ def test_single_images_have_the_embeddings_of_views() -> None:
     torch.testing.assert_close(alone.embeds, together.embeds[:, 1], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.pooler_output, together.pooler_output[:, 1], rtol=1e-4, atol=1e-5)
     assert alone.loss is None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"pixel_values": (3, 1, 3, 32, 32)}, "An image has 1 view"),
-        ({"pixel_values": (3, 2, 3, 32, 32), "local_pixel_values": (2, 2, 3, 16, 16)}, r"not \(2, 2, 3, 16, 16\)"),
-        ({"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)}, "local_pixel_values need pixel_v"),
-    ],
-)
-def test_views_that_do_not_fit_are_refused(inputs: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_model()(**{name: torch.zeros(shape) for name, shape in inputs.items()})
-
-
-def test_options_out_of_range_are_refused() -> None:
-    for name, value in (("gaussian_weight", 0.0), ("gaussian_weight", 1.5), ("num_slices", 0)):
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            make_model(joint_embedding_config={name: value})

@@ -369,32 +369,3 @@ def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
     larger = F.interpolate(images, 16, mode="bicubic", antialias=True)
     after = model(larger, seen).reconstruction
     assert_close(after, F.interpolate(before, 16, mode="bicubic", antialias=True), 1e-4, "reconstruction")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"noise": torch.zeros(2, 15)}, r"noise must be \(batch, patches\) = \(2, 16\), not \(2, 15\)"),
-        ({"bool_masked_pos": torch.zeros(2, 4, 4)}, r"_pos must be \(batch, patches\) = \(2, 16\), not \(2, 4"),
-        ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Pass only one of them"),
-        ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave at least one"),
-        ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"columns of patches\) = \(2, 4, 4\), not \(2, 3, 4\)"),
-    ],
-    ids=range(5),
-)
-def test_bad_input_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("mae")(**{"pixel_values": torch.zeros(2, 3, 32, 32), **given})
-
-
-@pytest.mark.parametrize(
-    ("objective", "overrides", "message"),
-    [
-        ("mae", {"window_size": 2}, r"window_size=2 does not support. Set window_size=None, or objective='simmim'"),
-        ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set it to True"),
-        ("simmim", with_options(objective="simmim"), "decoder_hidden_size=16.* applies only to objective='mae'"),
-    ],
-)
-def test_models_that_cannot_be_are_refused(objective: str, overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fresh(objective, **overrides)

@@ -158,26 +158,6 @@ def test_the_temperature_of_a_teacher_rises_over_the_first_steps() -> None:
     assert warmed_temperature(low, 0.0) == 0.03
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"use_mask_token": False}, "use_mask_token=False. Set it to True"),
-        ({"pooling": "cls_mean"}, "pooling='cls_mean' gives features of width 64, but patches have width 32"),
-        ({"num_slices": 3}, "num_slices"),
-        ({"objective": "lejepa", "num_prototypes": 3}, "num_prototypes"),
-        ({"teacher_temperature": 0.0}, "teacher_temperature=0.0 must be positive"),
-        ({"teacher_temperature": 0.01}, "teacher_temperature=0.01 must be at least 0.025"),
-        ({"patch_weight": -1.0}, "patch_weight=-1.0"),
-        ({"koleo_weight": -1.0}, "koleo_weight=-1.0"),
-    ],
-)
-def test_options_that_do_nothing_or_cannot_be_are_refused(overrides: dict[str, Any], message: str) -> None:
-    if not overrides.keys() & {"use_mask_token", "pooling"}:
-        overrides = {"joint_embedding_config": {"objective": "dino", **overrides}}
-    with pytest.raises(ValueError, match=message):
-        make_model(**overrides)
-
-
 def test_masks_that_nothing_is_done_with_are_refused() -> None:
     batch = CASE.make_batch(make_model().config, 2)
     with pytest.raises(ValueError, match="It needs objective='dino', not 'lejepa'"):

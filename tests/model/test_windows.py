@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_vit import HfViTForImageClassification, HfViTForUniversalSegmentation, HfViTModel
+from hf_vit import HfViTForUniversalSegmentation, HfViTModel
 from hf_vit.model.encoder import Windows
 
 from ..helpers.models import VARIANTS, pixels, small_config
@@ -129,10 +129,3 @@ def test_blocks_that_queries_pass_through_look_at_the_whole_image() -> None:
     other = build(HfViTForUniversalSegmentation, **options)
     assert_same(within(images), same(images))
     assert not torch.equal(within(images).last_hidden_state, other(images).last_hidden_state)
-
-
-@pytest.mark.parametrize("layers", [[3], [-1, 0]])
-def test_global_layers_that_are_not_there_are_refused(layers: list[int]) -> None:
-    message = rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, because num_hidden_layers=3"
-    with pytest.raises(ValueError, match=message):
-        HfViTForImageClassification(small_config(window_size=2, global_attention_layers=layers))
