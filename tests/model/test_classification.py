@@ -1,6 +1,8 @@
 """Losses of image classification, compared with values computed by hand or by torch."""
 
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +15,11 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.model.task_image_classification import classification_loss, soften_labels
 from hf_vit.training import HfViTTrainer, image_classification_metrics
 
-from ..helpers.models import pixels, small_config
-from ..helpers.references import draw_weights
+from ..helpers.models import pixels
+from . import checks
 
 
-def build(**overrides: Any) -> HfViTForImageClassification:
-    model = HfViTForImageClassification(small_config(**overrides))
-    draw_weights(model)
-    return model.eval()
-
-
+build = partial(checks.build, HfViTForImageClassification)
 LOG_3, HALF = math.log(3.0), (-math.log(3 / 4) - math.log(1 / 2)) / 2
 TWO = [[0.0, LOG_3], [0.0, 0.0]]
 
@@ -49,9 +46,8 @@ def test_loss_by_hand(logits: list[Any], labels: list[Any], problem_type: str | 
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     if expected == HALF and labels == [1, 0]:
         for dtype in (torch.int32, torch.int16, torch.uint8):
-            assert torch.equal(
-                classification_loss(torch.tensor(logits), torch.tensor(labels, dtype=dtype), None), loss
-            )
+            typed = torch.tensor(labels, dtype=dtype)
+            assert torch.equal(classification_loss(torch.tensor(logits), typed, None), loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -86,24 +82,19 @@ def test_softened_labels_equal_torch_label_smoothing() -> None:
         soften_labels(torch.tensor([7]), 5)
 
 
-def test_mixed_labels_give_the_mixed_loss() -> None:
+def test_mixed_labels_and_label_smoothing_of_the_trainer(tmp_path: Path) -> None:
     model = build(problem_type="single_label_classification")
     images = pixels(model.config, batch=3)
     first, second = torch.tensor([0, 1, 2]), torch.tensor([4, 3, 2])
     mixed = 0.3 * soften_labels(first, 5) + 0.7 * soften_labels(second, 5)
     expected = 0.3 * model(images, labels=first).loss + 0.7 * model(images, labels=second).loss
     torch.testing.assert_close(model(images, labels=mixed).loss, expected)
-
-
-def test_label_smoothing_of_the_trainer(tmp_path: Any) -> None:
-    model = build()
-    images, labels = pixels(model.config, batch=4), torch.tensor([0, 4, 2, 2])
     trainer = Trainer(model, TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, use_cpu=True))
-    loss = trainer.compute_loss(model, {"pixel_values": images, "labels": labels})
-    torch.testing.assert_close(loss, F.cross_entropy(model(images).logits, labels, label_smoothing=0.1))
+    loss = trainer.compute_loss(model, {"pixel_values": images, "labels": first})
+    torch.testing.assert_close(loss, F.cross_entropy(model(images).logits, first, label_smoothing=0.1))
 
 
-def test_two_heads_of_a_distilled_model() -> None:
+def test_two_heads_of_a_distilled_model(tmp_path: Path) -> None:
     model = build(use_distillation_token=True)
     images, labels = pixels(model.config), torch.tensor([1, 3])
     outputs = model(images, labels=labels)
@@ -111,8 +102,12 @@ def test_two_heads_of_a_distilled_model() -> None:
     assert not torch.allclose(outputs.cls_logits, outputs.distillation_logits)
     torch.testing.assert_close(outputs.loss, F.cross_entropy(outputs.logits, labels))
     plain = build()(images)
-    assert plain.cls_logits is None
-    assert plain.distillation_logits is None
+    assert (plain.cls_logits, plain.distillation_logits) == (None, None)
+    model.config.output_hidden_states = True
+    data = [{"pixel_values": image, "labels": torch.tensor(1)} for image in images]
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True)
+    trainer = HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=image_classification_metrics)
+    assert "eval_accuracy" in trainer.evaluate()
 
 
 @pytest.mark.parametrize(
@@ -136,12 +131,3 @@ def test_wrong_labels_are_refused(labels: Tensor, problem_type: str | None, mess
         model(pixels(model.config), labels=labels)
     with pytest.raises(ValueError, match="'multilabel' is unknown"):
         classification_loss(torch.zeros(1, 2), torch.zeros(1, 2), "multilabel")
-
-
-def test_a_distilled_model_evaluates_in_the_trainer(tmp_path: Any) -> None:
-    model = build(use_distillation_token=True)
-    model.config.output_hidden_states = True
-    data = [{"pixel_values": image, "labels": torch.tensor(1)} for image in pixels(model.config, batch=3)]
-    arguments = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True)
-    trainer = HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=image_classification_metrics)
-    assert "eval_accuracy" in trainer.evaluate()

@@ -33,6 +33,10 @@ def batch_of(model: nn.Module, size: int = 4) -> dict[str, Tensor]:
     return with_texts(model.config, size)
 
 
+def features_of(model: Any, *texts: Tensor) -> Tensor:
+    return model.get_text_features(*texts).pooler_output
+
+
 def assert_same(actual: Any, expected: Any, tolerance: float = 0.0, names: tuple[str, ...] = OUTPUTS) -> None:
     for name in names:
         assert_close(actual[name], expected[name], tolerance, name)
@@ -135,13 +139,11 @@ def test_texts_in_a_batch_are_as_they_are_alone(tower: str) -> None:
     if tower == "seen padding":
         texts = inputs["input_ids"]
         filled = F.pad(texts, (0, 1), value=1)
-        by_model, by_hand = (model.get_text_features(ids).pooler_output for ids in (texts, filled))
-        assert torch.equal(by_model, by_hand)
-    together = model.get_text_features(inputs["input_ids"], inputs["attention_mask"]).pooler_output
+        assert torch.equal(features_of(model, texts), features_of(model, filled))
+    together = features_of(model, inputs["input_ids"], inputs["attention_mask"])
     for own, ids, mask in zip(together, inputs["input_ids"], inputs["attention_mask"], strict=True):
         length = len(mask) if tower == "seen padding" else int(mask.sum())
-        alone = model.get_text_features(ids[None, :length]).pooler_output
-        assert_close(own[None], alone, 1e-5, f"text of {length} tokens")
+        assert_close(own[None], features_of(model, ids[None, :length]), 1e-5, f"text of {length} tokens")
 
 
 def test_padding_of_images_changes_nothing() -> None:
@@ -189,9 +191,8 @@ def test_pooling() -> None:
 def test_both_towers_return_chosen_hidden_states(tower: str) -> None:
     model = build(tower)
     chosen = model(**batch_of(model), output_hidden_states=[0, -1])
-    layers = 1 if tower == "bert" else 2
-    for states, count in ((chosen.text_model_output, layers), (chosen.vision_model_output, 3)):
-        assert [state is not None for state in states.hidden_states] == [True, *[False] * (count - 1), True]
+    for states, layers in ((chosen.text_model_output, 1 if tower == "bert" else 2), (chosen.vision_model_output, 3)):
+        assert [state is not None for state in states.hidden_states] == [True, *[False] * (layers - 1), True]
 
 
 @all_towers
@@ -240,7 +241,7 @@ def test_frozen_images_stay_as_they_are() -> None:
         assert torch.equal(tensor, before[name]) == name.startswith("model."), name
 
 
-def test_image_tower_opens_with_a_fresh_text_tower(tmp_path: Path) -> None:
+def test_fresh_parts_start_from_their_own_numbers(tmp_path: Path) -> None:
     classifier = build(HfViTForImageClassification)
     classifier.save_pretrained(tmp_path)
     torch.manual_seed(0)
@@ -253,9 +254,7 @@ def test_image_tower_opens_with_a_fresh_text_tower(tmp_path: Path) -> None:
     text_weights = [model.text_model.token_embedding.weight, model.text_model.position_embedding.weight]
     assert all(0.01 < weight.std() < 0.03 for weight in (*text_weights, model.contrastive_head.text_projection.weight))
     assert len(model.text_model.encoder.layers) == 1
-
-
-def test_the_other_loss_starts_from_its_own_numbers(tmp_path: Path) -> None:
+    # The other loss starts from its own numbers.
     build("softmax").save_pretrained(tmp_path)
     options = {"contrastive_config": {"loss": "sigmoid"}}
     model, info = ImageTextModel.from_pretrained(tmp_path, output_loading_info=True, **options)
@@ -290,17 +289,15 @@ def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
     with caplog.at_level("WARNING"), torch.no_grad():
-        long = model.get_text_features(ids, mask).pooler_output
-        cut = torch.cat((ids[:1, :8], ids[:1, 11:]), dim=1)
-        assert_close(long[:1], model.get_text_features(cut).pooler_output, 1e-6, "cut off")
-        assert_close(long[1:], model.get_text_features(ids[1:, :5]).pooler_output, 1e-6, "short")
-        assert_close(model.get_text_features(ids[:1]).pooler_output, long[:1], 1e-6, "without a mask")
+        long = features_of(model, ids, mask)
+        assert_close(long[:1], features_of(model, torch.cat((ids[:1, :8], ids[:1, 11:]), dim=1)), 1e-6, "cut off")
+        assert_close(long[1:], features_of(model, ids[1:, :5]), 1e-6, "short")
+        assert_close(features_of(model, ids[:1]), long[:1], 1e-6, "without a mask")
     assert "Texts have up to 12 tokens, but the model reads only the first 9" in caplog.text
     bert = build("bert")
     longest = bert.text_model.config.max_position_embeddings
     longer = torch.ones(1, longest + 3, dtype=torch.long)
-    expected = bert.get_text_features(longer[:, :longest]).pooler_output
-    assert_close(bert.get_text_features(longer).pooler_output, expected, 0.0, "encoder of the library")
+    assert torch.equal(features_of(bert, longer), features_of(bert, longer[:, :longest]))
     with pytest.raises(ValueError, match="12 tokens, but max_position_embeddings=9"):
         model.get_text_features(ids, mask.flip(1))
 

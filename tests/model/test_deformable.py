@@ -1,5 +1,6 @@
 """Deformable decoder: sampling compared with a loop, padding, query groups, initialization."""
 
+import itertools
 import math
 from typing import Any
 
@@ -22,7 +23,7 @@ from hf_vit.model.task_object_detection import box_overlaps
 
 from ..helpers.models import objects, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
-from .checks import DEFORMABLE, draw_statistics, train
+from .checks import DEFORMABLE, draw_statistics, pad_images, train
 from .checks import build as build_model
 from .test_detection_models import average_precision, check_loss_and_gradients, padded_batch
 
@@ -45,6 +46,10 @@ def assert_same_predictions(actual: list[DetectionPrediction], expected: list[De
     for number, (own, other) in enumerate(zip(actual, expected, strict=True)):
         assert_close(own.logits, other.logits, 1e-10, f"logits {number}")
         assert_close(own.boxes, other.boxes, 1e-10, f"boxes {number}")
+
+
+def part_of(prediction: DetectionPrediction, start: int, stop: int, dim: int = 0) -> DetectionPrediction:
+    return DetectionPrediction(*(part.narrow(dim, start, stop - start) for part in prediction))
 
 
 def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -73,17 +78,14 @@ def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def attend_by_loop(maps: list[Tensor], places: Tensor, weights: Tensor) -> Tensor:
-    batch, queries, heads, _, points, _ = places.shape
+    batch, queries, heads, levels, points, _ = places.shape
     images = []
-    for b in range(batch):
-        for q in range(queries):
-            for n in range(heads):
-                total = torch.zeros(2, dtype=torch.float64)
-                for level, values in enumerate(maps):
-                    for t in range(points):
-                        x, y = places[b, q, n, level, t]
-                        total = total + weights[b, q, n, level, t] * read_point(values[b, n], x, y)
-                images.append(total)
+    for b, q, n in itertools.product(range(batch), range(queries), range(heads)):
+        total = torch.zeros(2, dtype=torch.float64)
+        for level, t in itertools.product(range(levels), range(points)):
+            x, y = places[b, q, n, level, t]
+            total = total + weights[b, q, n, level, t] * read_point(maps[level][b, n], x, y)
+        images.append(total)
     return torch.cat(images).reshape(batch, queries, -1)
 
 
@@ -103,14 +105,12 @@ def test_deformable_attention_equals_a_loop_forward_and_backward() -> None:
 def test_padded_equals_unpadded(norm: str) -> None:
     decoder = build(projector_norm=norm, scale_factors=(2, 1, 0.5, 0.25))
     grids = [(3, 7), (5, 4), (5, 7)]
-    batch, mask = levels_of(decoder, 3, (5, 7)), torch.zeros(3, 5, 7, dtype=torch.bool)
-    for index, (rows, columns) in enumerate(grids):
-        mask[index, :rows, :columns] = True
+    batch = levels_of(decoder, 3, (5, 7))
+    _, mask = pad_images([torch.zeros(1, 1, *grid) for grid in grids], patch_size=1)
     together = decoder(batch, mask)
     for index, (rows, columns) in enumerate(grids):
         alone = decoder([level[index : index + 1, :, :rows, :columns] for level in batch])
-        own = [DetectionPrediction(*(part[index : index + 1] for part in prediction)) for prediction in together]
-        assert_same_predictions(own, alone)
+        assert_same_predictions([part_of(prediction, index, index + 1) for prediction in together], alone)
 
 
 def test_padding_has_no_part_in_statistics_and_gradients() -> None:
@@ -118,18 +118,24 @@ def test_padding_has_no_part_in_statistics_and_gradients() -> None:
     inner = [level.requires_grad_() for level in levels_of(decoder, 2, (3, 5))]
     mask = nn.functional.pad(torch.ones(2, 3, 5, dtype=torch.bool), (0, 2, 0, 1))
     padded = [nn.functional.pad(level, (0, 2, 0, 1), value=3.0) for level in inner]
-    results = []
-    for predictions in (decoder(inner), decoder(padded, mask)):
-        total = torch.stack([part.square().sum() for prediction in predictions for part in prediction]).sum()
-        results.append((predictions, torch.autograd.grad(total, [*inner, *decoder.parameters()])))
-    (expected, gradients), (actual, own_gradients) = results
+    expected, actual = decoder(inner), decoder(padded, mask)
     assert_same_predictions(actual, expected)
-    for own, other in zip(own_gradients, gradients, strict=True):
+    totals = [
+        sum(part.square().sum() for parts in predictions for part in parts) for predictions in (actual, expected)
+    ]
+    gradients = [torch.autograd.grad(total, [*inner, *decoder.parameters()]) for total in totals]
+    for own, other in zip(*gradients, strict=True):
         # The bias of a layer in front of batch norm has a zero gradient, except for rounding errors.
         torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-11)
 
 
-def test_more_queries_than_places_find_nothing_there() -> None:
+def test_queries_start_at_the_likeliest_places_and_more_queries_than_places_find_nothing() -> None:
+    decoder = build(scale_factors=(1,))
+    (head, *_), levels = decoder.proposal_heads, levels_of(decoder, 2, (3, 5))
+    (maps, _), *_ = decoder.projector(levels)
+    scores = head.class_head(head.norm(head.linear(maps.flatten(2).transpose(1, 2)))).amax(dim=2)  # (2, 15)
+    start = decoder(levels)[0].logits.amax(dim=2)
+    assert_close(start, scores.sort(dim=1, descending=True).values[:, :4], 1e-12, "scores")
     decoder = build(num_queries=30, scale_factors=(1,))
     levels = levels_of(decoder, 1, (3, 4))
     for prediction in decoder(levels):
@@ -140,15 +146,6 @@ def test_more_queries_than_places_find_nothing_there() -> None:
     padded = [nn.functional.pad(level, (0, 4, 0, 3)) for level in levels]
     mask = nn.functional.pad(torch.ones(1, 3, 4, dtype=torch.bool), (0, 4, 0, 3))
     assert_same_predictions(decoder(padded, mask), decoder(levels))
-
-
-def test_queries_start_at_the_likeliest_places() -> None:
-    decoder = build(scale_factors=(1,))
-    (head, *_), levels = decoder.proposal_heads, levels_of(decoder, 2, (3, 5))
-    (maps, _), *_ = decoder.projector(levels)
-    scores = head.class_head(head.norm(head.linear(maps.flatten(2).transpose(1, 2)))).amax(dim=2)  # (2, 15)
-    start = decoder(levels)[0]
-    assert_close(start.logits.amax(dim=2), scores.sort(dim=1, descending=True).values[:, :4], 1e-12, "scores")
 
 
 def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
@@ -191,8 +188,7 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
         assert same[:, :4].all()
         assert same[:, 8:].all()
         assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
-    first = [DetectionPrediction(*(part[:, :4] for part in prediction)) for prediction in after]
-    assert_same_predictions(decoder.eval()(levels), first)
+    assert_same_predictions(decoder.eval()(levels), [part_of(prediction, 0, 4, dim=1) for prediction in after])
 
 
 def test_padding_and_splitting_change_no_loss_and_no_gradient() -> None:

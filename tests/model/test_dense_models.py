@@ -259,11 +259,6 @@ def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     assert ((depth - labels).abs() / labels).mean() < 0.05
 
 
-def rectangles(*sides: tuple[int, int, int, int]) -> Tensor:
-    """Return masks (M, 32, 32) of rectangles given as (top, bottom, left, right)."""
-    return torch.from_numpy(masks_of(sides, (32, 32))).float()
-
-
 def test_universal_model_overfits_semantic_maps() -> None:
     classes = [band.unique() for band in BANDS]
     masks = [(band == own[:, None, None]).float() for band, own in zip(BANDS, classes, strict=True)]
@@ -272,35 +267,40 @@ def test_universal_model_overfits_semantic_maps() -> None:
     assert (torch.stack(maps) == BANDS).double().mean() >= 0.98
 
 
-def test_universal_model_overfits_overlapping_instances() -> None:
-    masks = [
-        rectangles((0, 16, 0, 16), (8, 32, 8, 24)),
-        rectangles((0, 24, 8, 32), (16, 32, 0, 16), (8, 24, 0, 8)),
-    ]
-    classes = [torch.tensor([0, 0]), torch.tensor([1, 0, 2])]
-    processor, outputs = trained("universal", 2, 180, mask_labels=masks, class_labels=classes)
-    found = processor.post_process_instance_segmentation(outputs, target_sizes=[(32, 32)] * 2, return_binary_maps=True)
-    metric = InstanceMetric(list("abcde"), thing_ids=range(5))
-    for prediction, own, labels in zip(found, masks, classes, strict=True):
-        info = prediction["segments_info"]
-        parts = {"class_labels": [part["label_id"] for part in info], "scores": [part["score"] for part in info]}
-        instances = {"masks": prediction["segmentation"].numpy(), **parts}
-        metric.update([metric.record(instances, {"masks": own.bool(), "class_labels": labels})])
-    assert metric.compute()["mask_ap_75"] >= 0.99
+OVERLAPPING = [[(0, 16, 0, 16), (8, 32, 8, 24)], [(0, 24, 8, 32), (16, 32, 0, 16), (8, 24, 0, 8)]]
+THINGS_AND_STUFF = [
+    [(0, 16, 0, 16), (0, 16, 16, 32), (16, 32, 0, 32)],
+    [(0, 32, 0, 8), (0, 24, 8, 32), (24, 32, 8, 32)],
+]
 
 
-def test_universal_model_overfits_things_and_stuff() -> None:
-    masks = [
-        rectangles((0, 16, 0, 16), (0, 16, 16, 32), (16, 32, 0, 32)),
-        rectangles((0, 32, 0, 8), (0, 24, 8, 32), (24, 32, 8, 32)),
-    ]
-    classes = [torch.tensor([0, 0, 4]), torch.tensor([1, 0, 4])]
-    processor, outputs = trained("universal", 2, 180, mask_labels=masks, class_labels=classes)
-    metric = PanopticMetric(list("abcde"), thing_ids=range(3))
-    found = processor.post_process_panoptic_segmentation(outputs, target_sizes=[(32, 32)] * 2, label_ids_to_fuse={4})
-    for prediction, own, labels in zip(found, masks, classes, strict=True):
-        metric.update([metric.record(prediction, {"masks": own.bool(), "class_labels": labels})])
-    assert metric.compute()["pq"] >= 0.95
+@pytest.mark.parametrize(
+    ("sides", "classes", "metric", "score", "least"),
+    [
+        (OVERLAPPING, [[0, 0], [1, 0, 2]], InstanceMetric(list("abcde"), thing_ids=range(5)), "mask_ap_75", 0.99),
+        (THINGS_AND_STUFF, [[0, 0, 4], [1, 0, 4]], PanopticMetric(list("abcde"), thing_ids=range(3)), "pq", 0.95),
+    ],
+    ids=["overlapping instances", "things and stuff"],
+)
+def test_universal_model_overfits_objects(
+    sides: list[Any], classes: list[list[int]], metric: Any, score: str, least: float
+) -> None:
+    """Overfit masks of rectangles, given as (top, bottom, left, right)."""
+    masks, labels = [torch.from_numpy(masks_of(own, (32, 32))) for own in sides], list(map(torch.tensor, classes))
+    targets = {"mask_labels": [own.float() for own in masks], "class_labels": labels}
+    processor, outputs = trained("universal", 2, 180, **targets)
+    sizes = [(32, 32)] * 2
+    if score == "pq":
+        found = processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes, label_ids_to_fuse={4})
+    else:
+        found = processor.post_process_instance_segmentation(outputs, target_sizes=sizes, return_binary_maps=True)
+        for prediction in found:
+            info = prediction["segments_info"]
+            prediction["masks"] = prediction["segmentation"].numpy()
+            prediction |= {"class_labels": [o["label_id"] for o in info], "scores": [o["score"] for o in info]}
+    for prediction, own, label in zip(found, masks, labels, strict=True):
+        metric.update([metric.record(prediction, {"masks": own, "class_labels": label})])
+    assert metric.compute()[score] >= least
 
 
 @pytest.mark.parametrize(("num_hidden_layers", "expected"), [(2, 2), (4, 4), (6, 4)])

@@ -199,7 +199,7 @@ def test_changed_model_is_frozen_and_typed_as_before(change: dict[str, Any]) -> 
     assert missing == {"embeddings.patch_embeddings.projection.weight", "embeddings.register_tokens"}
 
 
-def test_unchanged_weights_stay_the_same_parameters() -> None:
+def test_only_changed_weights_are_other_parameters_and_methods_do_what_the_function_does() -> None:
     model = build(num_register_tokens=2)
     before = dict(model.named_parameters())
     apply_geometry(model, image_size=32, patch_size=8, num_channels=3, use_cls_token=True, num_register_tokens=2)
@@ -208,6 +208,14 @@ def test_unchanged_weights_stay_the_same_parameters() -> None:
     model.resize_prefix_tokens(num_register_tokens=3)
     changed = {name for name, parameter in model.named_parameters() if before[name] is not parameter}
     assert changed == {"embeddings.register_tokens"}
+    # Methods do what the function does.
+    by_methods, by_function = build(), build()
+    by_methods.resize_input_channels(5)
+    by_methods.resize_patch_embeddings(16)
+    by_methods.resize_prefix_tokens(use_cls_token=False, pooling="mean")
+    apply_geometry(by_function, num_channels=5, patch_size=16, use_cls_token=False, pooling="mean")
+    images = torch.randn(2, 5, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(by_methods(images).pooler_output, by_function(images).pooler_output)
 
 
 @pytest.mark.parametrize("opened_by", ["class", "Auto class"])
@@ -290,13 +298,3 @@ def test_bad_geometry_is_refused_and_changes_nothing(change: dict[str, Any], mes
     assert_same_weights(model, before)
     with pytest.raises(ValueError, match="use_distillation_token=True needs the CLS token"):
         build(use_distillation_token=True).resize_prefix_tokens(use_cls_token=False, pooling="mean")
-
-
-def test_methods_do_what_the_function_does() -> None:
-    images = torch.randn(2, 5, 32, 32, generator=torch.Generator().manual_seed(0))
-    by_methods, by_function = build(), build()
-    by_methods.resize_input_channels(5)
-    by_methods.resize_patch_embeddings(16)
-    by_methods.resize_prefix_tokens(use_cls_token=False, pooling="mean")
-    apply_geometry(by_function, num_channels=5, patch_size=16, use_cls_token=False, pooling="mean")
-    assert torch.equal(by_methods(images).pooler_output, by_function(images).pooler_output)

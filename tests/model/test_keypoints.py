@@ -1,6 +1,5 @@
 """Keypoints: heatmap encoding and decoding, mirrored images, losses, and overfitting."""
 
-
 import numpy as np
 import pytest
 import torch

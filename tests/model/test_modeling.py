@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import json
 import logging
 import math
@@ -279,24 +280,18 @@ def test_attentions_under_every_implementation(
     logging_of_the_library.get_logger("hf_vit").warning_once.__func__.cache_clear()
     model = build(attn_implementation=implementation)
     images, mask = pixels(model.config), torch.ones(2, 4, 4, dtype=torch.bool)
-    expected = build(attn_implementation="eager")(images, output_attentions=True)
+    expected = build(attn_implementation="eager")(images, output_attentions=True, output_hidden_states=True)
+    assert torch.equal(model.norm(expected.hidden_states[-1]), expected.last_hidden_state)
     mask[0, 3] = False
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same(model(images, output_attentions=True), expected)
+            assert_same(model(images, output_attentions=True, output_hidden_states=True), expected)
             masked = model(images, output_attentions=True, patch_attention_mask=mask)
     assert masked.attentions[0][0, :, :, 13:].abs().max() == 0
+    model.config.output_attentions = True
+    assert len(model(images).attentions) == len(build(output_attentions=True)(images).attentions) == 3
     warned = [r for r in caplog.records if implementation in r.getMessage() and "eager" in r.getMessage()]
     assert len(warned) == 1
-
-
-def test_attentions_by_configuration() -> None:
-    model = build()
-    model.config.output_attentions = True
-    assert len(model(pixels(model.config)).attentions) == 3
-    outputs = build(output_attentions=True)(pixels(model.config), output_hidden_states=True)
-    assert len(outputs.attentions) == 3
-    assert torch.equal(model.norm(outputs.hidden_states[-1]), outputs.last_hidden_state)
 
 
 @pytest.mark.thinned(7)
@@ -325,7 +320,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
                 assert_close(actual, a[0], 3e-5, f"image {index}")
 
 
-def test_masked_patches_do_not_matter() -> None:
+def test_neither_masked_patches_nor_the_flag_of_interpolation_matter() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
     mask = torch.arange(16).expand(2, -1) == 5  # the patch in the second row and second column
@@ -335,10 +330,6 @@ def test_masked_patches_do_not_matter() -> None:
     assert not torch.equal(model(changed).last_hidden_state, model(images).last_hidden_state)
     with pytest.raises(ValueError, match=r"\(2, 16\), not \(2, 9\)"):
         model(images, bool_masked_pos=torch.zeros(2, 9))
-
-
-def test_positions_follow_the_image_whatever_the_flag() -> None:
-    model = build()
     images = pixels(model.config, grid=(5, 3))
     for flag in (None, True, False):
         assert_same(model(images, interpolate_pos_encoding=flag), model(images))
@@ -450,9 +441,8 @@ def test_backbone_stages_and_options() -> None:
     for index, feature_map in zip((0, 2, 3), outputs.feature_maps, strict=True):
         # Skip the CLS, distillation and two register tokens.
         expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]
-        for row in range(3):
-            for column in range(5):
-                assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])
+        for row, column in itertools.product(range(3), range(5)):
+            assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])
     backbone = build(HfViTBackbone, apply_layernorm=False, reshape_hidden_states=False, out_indices=[1, -1])
     outputs = backbone(images, output_hidden_states=True)
     assert all(map(torch.equal, outputs.feature_maps, outputs.hidden_states[1::2]))

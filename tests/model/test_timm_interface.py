@@ -67,14 +67,9 @@ def test_features_head_and_their_names_are_those_of_timm(pair: tuple[nn.Module, 
 @torch.no_grad()
 def test_intermediate_layers_are_those_of_timm(pair: tuple[nn.Module, Any]) -> None:
     theirs, ours = pair
-    for n, norm, reshape in (
-        (1, True, True),
-        (2, False, False),
-        (3, True, False),
-        ([0, 2], False, True),
-        ((1,), True, True),
-    ):
-        options = {"n": n, "norm": norm, "reshape": reshape}
+    cases = (1, True, True), (2, False, False), (3, True, False), ([0, 2], False, True), ((1,), True, True)
+    for case in cases:
+        options = dict(zip(("n", "norm", "reshape"), case, strict=True))
         found, expected = (model.get_intermediate_layers(images(), **options) for model in (ours, theirs))
         assert_alike(found, expected)
         options["return_prefix_tokens"] = True
@@ -105,14 +100,14 @@ def test_what_makes_no_sense_is_refused() -> None:
     config = small_config()
     for model_class in (own for own in MODEL_CLASSES if own not in (HfViTModel, HfViTForImageClassification)):
         model = model_class(config)
-        for call in (model.get_classifier, partial(model.reset_classifier, 3)):
-            with pytest.raises(ValueError, match=f"{model_class.__name__} has no classifier.* HfViTForImageClass"):
-                call()
-        for call in (
-            partial(model.forward_head, torch.zeros(1, 17, 32)),
-            partial(HfViTModel(config).reset_classifier, 3),
+        own = f"{model_class.__name__} has no classifier.* HfViTForImageClass"
+        for call, message in (
+            (model.get_classifier, own),
+            (partial(model.reset_classifier, 3), own),
+            (partial(model.forward_head, torch.zeros(1, 17, 32)), "has no classifier"),
+            (partial(HfViTModel(config).reset_classifier, 3), "has no classifier"),
         ):
-            with pytest.raises(ValueError, match="has no classifier"):
+            with pytest.raises(ValueError, match=message):
                 call()
     classifier = HfViTForImageClassification(config)
     with pytest.raises(ValueError, match="num_labels=-1 must be at least 0"):
