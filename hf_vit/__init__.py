@@ -26,6 +26,7 @@ from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
 from .model.remote_code import AUTO_MAP, PIPELINES, list_tasks
 from .model.task_configurations import (
+    HfViTCaptionConfig,
     HfViTContrastiveConfig,
     HfViTDepthConfig,
     HfViTDetectionConfig,
@@ -38,6 +39,7 @@ from .model.task_configurations import (
     HfViTUniversalSegmentationConfig,
 )
 from .model.task_depth_estimation import HfViTForDepthEstimation
+from .model.task_image_captioning import HfViTForImageTextToText
 from .model.task_image_classification import HfViTForImageClassification
 from .model.task_image_reconstruction import HfViTForImageReconstruction
 from .model.task_joint_embedding import HfViTForJointEmbedding
@@ -107,6 +109,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "HfViTBackbone",
+    "HfViTCaptionConfig",
     "HfViTConfig",
     "HfViTContrastiveConfig",
     "HfViTDepthConfig",
@@ -114,6 +117,7 @@ __all__ = [
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
     "HfViTForImageReconstruction",
+    "HfViTForImageTextToText",
     "HfViTForJointEmbedding",
     "HfViTForKeypointDetection",
     "HfViTForMaskedImageModeling",

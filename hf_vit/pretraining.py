@@ -21,8 +21,8 @@ from .training.training_arguments import MINUTES
 
 
 __all__ = ["PretrainingResult", "pretrain"]
-METHODS = tuple(name for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
-LABELED_TASKS = tuple(name for name in TASKS if name not in METHODS)
+METHODS = ("joint-embedding", "masked-image-modeling")
+LABELED_TASKS = tuple(name for name, task in TASKS.items() if not issubclass(task, UnlabeledTask))
 PRETRAINING_SHARE = 0.6  # fraction of the time for pretraining; baseline and fine-tuning share the rest equally
 GEOMETRY = ("image_size", "patch_size")  # configuration fields that the tuned model copies from the baseline
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # options that do not apply to all three training runs

@@ -119,6 +119,7 @@ CASES = {
     "zero_shot_image_classification": Case(
         "zero_shot_image_classification", "captions", ("--vocab_size", "300", "--max_text_length", "16")
     ),
+    "image_captioning": Case("image_captioning", "captions", ("--vocab_size", "300", "--max_text_length", "16")),
 }
 
 

@@ -14,6 +14,7 @@ from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.remote_code import raising_remote_code_error
+from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .family import Size
 from .image_processor import (
@@ -125,7 +126,8 @@ def load_processor(
         **options: Arguments of `load_image_processor`.
     """
     image_processor = load_image_processor(name_or_path, **options)
-    if not isinstance(model, HfViTForZeroShotImageClassification) or Path(name_or_path).is_file():
+    has_texts = isinstance(model, HfViTForZeroShotImageClassification | HfViTForImageTextToText)
+    if not has_texts or Path(name_or_path).is_file():
         return image_processor
     hub = {name: options[name] for name in HUB_ARGUMENTS if name in options}
     if find_file(str(name_or_path), "tokenizer_config.json", **hub) is None:
@@ -134,7 +136,9 @@ def load_processor(
 
 
 def load_tokenizer(
-    model: HfViTForZeroShotImageClassification, name_or_path: str | os.PathLike[str], **hub: Any
+    model: HfViTForZeroShotImageClassification | HfViTForImageTextToText,
+    name_or_path: str | os.PathLike[str],
+    **hub: Any,
 ) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a checkpoint, limited to the maximum text length of an `HfViTTextConfig` text tower.
 
@@ -144,6 +148,8 @@ def load_tokenizer(
     """
     with raising_remote_code_error(name_or_path, "Use a tokenizer class of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
+    if isinstance(model, HfViTForImageTextToText):
+        return tokenizer
     options = model.text_options
     if options.pad_token_id not in (None, tokenizer.pad_token_id):
         raise ValueError(

@@ -16,6 +16,7 @@ from transformers import BaseImageProcessor
 
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_configurations import HfViTMaskedImageModelingConfig
+from ..model.task_image_captioning import IGNORED_TOKEN
 from ..model.task_masked_image_modeling import draw_mask
 from .loaders.unlabeled_images import CLASS, NO_CLASS
 from .targets import target_of, without_crowds
@@ -29,6 +30,7 @@ PROCESSOR_ARGUMENTS = {
     "depth_map": {"depth_maps": "depth_map"},
     "boxes": {"boxes": "boxes", "class_labels": "class_labels"},
 }
+MOST_CAPTIONS = 5  # captions of an image in one batch
 DENSE = ("segmentation_map", "masks", "depth_map")
 
 
@@ -242,6 +244,46 @@ class ImageTextCollator:
         captions = [caption for example in examples for caption in example["captions"]]
         batch |= self.processor(text=captions, return_tensors="pt")
         return _with_targets(batch, examples, keeps_targets=True)
+
+
+def sample_captions(example: dict[str, Any]) -> dict[str, Any]:
+    """Select at most `MOST_CAPTIONS` of the `captions` of an example at random."""
+    captions = example["captions"]
+    return {"captions": [captions[number] for number in torch.randperm(len(captions))[:MOST_CAPTIONS]]}
+
+
+@dataclass
+class CaptionCollator:
+    """Collator of images and all their captions for `HfViTForImageTextToText`.
+
+    Args:
+        processor: Processor that resizes all images to the same size, normalizes them, and tokenizes captions.
+        keeps_targets: Whether the batch contains the targets, for evaluation.
+    """
+
+    processor: HfViTProcessor
+    keeps_targets: bool = False
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Create a batch.
+
+        Args:
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `captions`.
+
+        Returns:
+            `pixel_values` (B, C, H, W) float32, `input_ids` and `labels` (T, S): the captions of each image, followed
+            by texts without labels, so that each image has the same number. If `keeps_targets` is set, the lists
+            `targets` (dictionaries with `captions`) and `files` are added.
+        """
+        batch = _pixels(self.processor.image_processor, [example["image"] for example in examples])
+        captions = [example["captions"] for example in examples]
+        most, end = max(map(len, captions)), self.processor.tokenizer.eos_token
+        texts = [f"{text}{end}" for own in captions for text in own + [""] * (most - len(own))]
+        tokens = self.processor(text=texts, return_tensors="pt", padding_side="right")
+        shown = tokens["attention_mask"].bool() & torch.tensor([text != end for text in texts])[:, None]
+        shown[:, 0] = False  # nothing predicts the first token
+        batch |= {"input_ids": tokens["input_ids"], "labels": tokens["input_ids"].masked_fill(~shown, IGNORED_TOKEN)}
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:

@@ -146,9 +146,10 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which is not supported. Give a model for image classification, "
-            "segmentation, depth estimation, object detection, keypoint detection or zero-shot classification."
+            "segmentation, depth estimation, object detection, keypoint detection, zero-shot classification or image "
+            "captioning."
         )
-    if draws and writer.pipeline not in ("image-classification", ZERO_SHOT):
+    if draws and writer.pipeline not in ("image-classification", "image-text-to-text", ZERO_SHOT):
         check_packages("A picture of the predictions", "matplotlib", "scipy")
     return writer
 

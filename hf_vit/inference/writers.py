@@ -310,5 +310,11 @@ WRITERS: Mapping[str, Writer] = {
         options={"threshold": None},
         task_config="keypoint_config",
     ),
+    "ForImageTextToText": Writer(
+        "image-text-to-text",
+        lambda answer, _: {"caption": answer[0]["generated_text"]},
+        lambda image, answer, _, caption: draw_label_tile(image, answer[0]["generated_text"], caption),
+        options={"text": ""},
+    ),
     **dict.fromkeys(("ForZeroShotImageClassification", "CLIPModel", "SiglipModel", "Siglip2Model"), _TEXTS),
 }

@@ -17,8 +17,9 @@ HUB_TIMEOUT_SECONDS = 5  # timeout of a connection test to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
-    *("image-reconstruction", "zero-shot-image-classification"),
+    *("image-reconstruction", "zero-shot-image-classification", "image-captioning"),
 )
+CLASS_NAMES = {"image-captioning": "ImageTextToText"}  # of tasks with another name than their Auto class
 
 # Tasks whose Auto class has another name than the task
 OTHER_CLASSES = {"joint-embedding": "AutoModelForPreTraining", "image-reconstruction": "AutoModelForImageToImage"}
@@ -31,7 +32,7 @@ def class_path(task: str, form: str = "HfViTFor{}") -> str:
 
 def camel_case(task: str) -> str:
     """Returns a task name in camel case as used in class names, such as "DepthEstimation"."""
-    return task.title().replace("-", "")
+    return CLASS_NAMES.get(task) or task.title().replace("-", "")
 
 
 # Auto classes that open a saved model if `hf_vit` is not installed
@@ -56,6 +57,7 @@ PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
     **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in TASKS_WITH_PIPELINE},
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
+    "AutoModelForImageTextToText": ("image-text-to-text", class_path("image-captioning", "HfViT{}Pipeline")),
 }
 # Pipeline of each model class in the format of config.json. Each class has only one task, so that it is unambiguous.
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
@@ -152,6 +154,7 @@ def _import_saved_files() -> None:
     from .modeling_hf_vit import HfViTModel  # noqa: F401
     from .processing_hf_vit import HfViTProcessor  # noqa: F401
     from .task_depth_estimation import HfViTForDepthEstimation  # noqa: F401
+    from .task_image_captioning import HfViTForImageTextToText  # noqa: F401
     from .task_image_classification import HfViTForImageClassification  # noqa: F401
     from .task_image_reconstruction import HfViTForImageReconstruction  # noqa: F401
     from .task_joint_embedding import HfViTForJointEmbedding  # noqa: F401

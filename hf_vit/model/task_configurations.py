@@ -548,6 +548,49 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             )
 
 
+@strict
+@dataclass
+class HfViTCaptionConfig(HfViTTaskConfig):
+    """Decoder and loss of image captioning.
+
+    Args:
+        vocab_size: Number of tokens in the vocabulary of the tokenizer.
+        hidden_size: Width of a token.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of attention heads; divides `hidden_size`.
+        intermediate_size: Width of the hidden layer of the MLP.
+        max_position_embeddings: Maximum number of tokens of a text, including start and end.
+        dropout: Dropout rate of the residual branches of the decoder.
+        label_smoothing: Probability in training that is spread evenly over all tokens
+            (https://arxiv.org/abs/1512.00567).
+        bos_token_id: Token id with which each text starts.
+        eos_token_id: Token id of the end of a text.
+        pad_token_id: Token id of padding.
+    """
+
+    vocab_size: int = option(8192, "(0, inf)")
+    hidden_size: int = option(384, "(0, inf)")
+    num_hidden_layers: int = option(4, "(0, inf)")
+    num_attention_heads: int = option(6, "(0, inf)")
+    intermediate_size: int = option(1536, "(0, inf)")
+    max_position_embeddings: int = option(64, "[2, inf)")
+    dropout: float = option(0.1, "[0, 1)")
+    label_smoothing: float = option(0.1, "[0, 1)")
+    bos_token_id: int = option(1, "[0, inf)")
+    eos_token_id: int = option(2, "[0, inf)")
+    pad_token_id: int = option(0, "[0, inf)")
+
+    def _check(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} of the caption decoder is not divisible by num_attention_heads="
+                f"{self.num_attention_heads}."
+            )
+        tokens = self.bos_token_id, self.eos_token_id, self.pad_token_id
+        if max(tokens) >= self.vocab_size:
+            raise ValueError(f"The special tokens {tokens} exceed vocab_size={self.vocab_size}. Use the tokenizer's.")
+
+
 # Task fields of each model class. Saved models store all their options, in case defaults change in later versions.
 MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
@@ -559,6 +602,7 @@ MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForJointEmbedding": ("joint_embedding_config",),
     "HfViTForImageReconstruction": ("reconstruction_config",),
     "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
+    "HfViTForImageTextToText": ("caption_config",),
 }
 
 
@@ -580,6 +624,7 @@ class HfViTTaskFields(PreTrainedConfig):
         reconstruction_config: Options of `HfViTForImageReconstruction`.
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
         contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
+        caption_config: Options of `HfViTForImageTextToText`.
     """
 
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
@@ -592,6 +637,7 @@ class HfViTTaskFields(PreTrainedConfig):
     reconstruction_config: HfViTReconstructionConfig | dict[str, Any] | None = None
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
+    caption_config: HfViTCaptionConfig | dict[str, Any] | None = None
 
 
 # Maps each task field of `HfViTConfig` to the class of its options.

@@ -25,6 +25,7 @@ from transformers.utils import PushInProgress, hf_api, logging
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
 from ..data.fingerprint import FEATURE_FOLDER
+from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
@@ -138,7 +139,8 @@ class HfViTTrainer(Trainer):
         """
         super().__init__(*args, **kwargs)
         # Losses are not normalized over a step with several GPUs in a process: each would need a part of the divisor.
-        counts = isinstance(self.plain_model, HfViTForObjectDetection | HfViTForKeypointDetection)
+        counting = HfViTForObjectDetection | HfViTForKeypointDetection | HfViTForImageTextToText
+        counts = isinstance(self.plain_model, counting)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
         # This option would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False

@@ -21,9 +21,13 @@ RIGHT, WRONG = "forestgreen", "firebrick"
 
 
 def draw_captions(
-    images: Sequence[Picture], captions: Sequence[Sequence[str]], found: Sequence[Sequence[str]], file: PictureFile
+    images: Sequence[Picture],
+    captions: Sequence[Sequence[str]],
+    found: Sequence[Sequence[str]],
+    file: PictureFile,
+    are_retrieved: bool = True,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions retrieved for it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions found for it.
 
     At most `NUM_CAPTIONS` captions are shown per column. Retrieved captions are green if they belong to the image,
     else red.
@@ -31,19 +35,21 @@ def draw_captions(
     Args:
         images: N images of any sizes.
         captions: Captions of each image.
-        found: Captions that a model retrieves for each image, best first.
+        found: Captions that a model retrieves or generates for each image, best first.
         file: Output file; the suffix determines the format.
+        are_retrieved: Whether the found captions are retrieved, instead of generated.
 
     Raises:
         ValueError: if there is no image.
     """
     pictures = select_pictures(images)
-    titles = ["image", "its captions", "captions retrieved for it"]
+    titles = ["image", "its captions", f"{'captions retrieved' if are_retrieved else 'caption generated'} for it"]
     figure, panels = picture_rows(pictures, titles, [1.0, TEXT_WIDTH, TEXT_WIDTH])
     for row, picture, own, other in zip(panels, pictures, captions, found, strict=False):
         show(row[0], picture)
         _write(row[1], own, ["black"] * len(own))
-        _write(row[2], other, [RIGHT if caption in own else WRONG for caption in other])
+        colors = [RIGHT if caption in own else WRONG for caption in other] if are_retrieved else ["black"]
+        _write(row[2], other, colors)
     save(figure, file)
 
 

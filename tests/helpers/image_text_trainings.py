@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
+from hf_vit.training.tasks.image_captioning import ImageCaptioning
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import QUIET, Float64Collator, scores_of
@@ -70,6 +71,14 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
     return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
 
 
+def caption_arguments(data: Path, output_dir: Path, *options: str, dropout: float = 0.0) -> list[str]:
+    arguments = arguments_of(data, output_dir, *options)
+    if "--model_name_or_path" in options:
+        return arguments
+    new = {**CONFIG, "caption_config": {**TEXT, "dropout": dropout}}
+    return [json.dumps(new) if "text_config" in argument else argument for argument in arguments]
+
+
 def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
     """Runs the image-text training script and returns the validation scores."""
     run(ImageTextContrast, arguments_of(data, output_dir, *options), None, report=lambda _: None)
@@ -83,19 +92,25 @@ def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTraine
     return task.make_trainer()
 
 
+def train_in_float64(trainer: EvaluatorTrainer) -> tuple[list[float], Tensor, dict[str, float]]:
+    draw_weights(trainer.model)
+    trainer.model.double()
+    trainer.data_collator = Float64Collator(trainer.data_collator)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    return losses, weights, scores_of(trainer)
+
+
 def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
-    """Trains for more than an epoch with each loss and returns the losses, weights and scores."""
+    """Trains for more than an epoch with each loss and returns the losses, weights and scores; also a captioner."""
     results = {}
+    # SGD is used because Adam would amplify rounding differences in small gradients.
+    options = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "5", "--logging_steps", "1"]
+    options = [*A_FEW, *options, "--per_device_train_batch_size", str(batch_size)]
     for loss in ("sigmoid", "softmax"):
-        # SGD is used because Adam would amplify rounding differences in small gradients.
-        options = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "5", "--logging_steps", "1"]
-        options += ["--per_device_train_batch_size", str(batch_size), "--loss", loss]
-        trainer = make_trainer(data, folder / loss, *A_FEW, *options)
-        draw_weights(trainer.model)
-        trainer.model.double()
-        trainer.data_collator = Float64Collator(trainer.data_collator)
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-        results[loss] = losses, weights, scores_of(trainer)
+        results[loss] = train_in_float64(make_trainer(data, folder / loss, *options, "--loss", loss))
+    captioning = task_of(ImageCaptioning, caption_arguments(data, folder / "captions", *options))
+    captioning.load_data()
+    results["captions"] = train_in_float64(captioning.make_trainer())
     return results

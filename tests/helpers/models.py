@@ -41,6 +41,15 @@ SMALL |= {
     "reconstruction_config": {**SMALL_DECODER, "decoder_intermediate_size": 24, "latent_channels": 6},
     "text_config": SMALL_TEXT,
     "contrastive_config": {"projection_dim": 12},
+    "caption_config": {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 9,
+        "dropout": 0.0,
+    },
 }
 # Together, these variants use every option of the backbone.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -227,6 +236,14 @@ def with_texts(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     return {"pixel_values": pixels(config, batch), "input_ids": texts, "attention_mask": shown.long()}
 
 
+def with_captions(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Returns images with captions of several lengths, which have no labels at the start and at the end."""
+    inputs = with_texts(config, batch)
+    labels = inputs["input_ids"].where(inputs.pop("attention_mask").bool(), -100)
+    labels[:, 0] = -100
+    return {**inputs, "labels": labels}
+
+
 def with_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
     """Returns a batch of global and local views of images."""
     generator = torch.Generator().manual_seed(batch)
@@ -348,5 +365,6 @@ TRAINING_CASES = {
     "sigmoid": whole(Comparing, padded(with_texts)),
     "softmax": whole(Comparing, padded(with_texts), contrastive_config={"loss": "softmax"}),
     "text_encoder": whole(Comparing, with_texts, text_config={"encoder_config": BERT}),
+    "captions": case(hf_vit.HfViTForImageTextToText, padded(with_captions)),
     "universal": case(WithFixedPoints, padded(masks_with_classes)),
 }

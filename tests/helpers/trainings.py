@@ -48,6 +48,7 @@ EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
 DIGITS_CONFIG = encoder_shape(16, 2, 16)
 
 
+COUNTING = hf_vit.HfViTForObjectDetection | hf_vit.HfViTForKeypointDetection | hf_vit.HfViTForImageTextToText
 JOBS: dict[str, Callable[..., None]] = {}
 
 
@@ -140,7 +141,7 @@ def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[st
         starts = range(0, GLOBAL_BATCH, size)
         parts = [{key: value[start : start + size] for key, value in batch.items()} for start in starts]
         model.train()
-        if counts_all and isinstance(model, hf_vit.HfViTForObjectDetection | hf_vit.HfViTForKeypointDetection):
+        if counts_all and isinstance(model, COUNTING):
             count = model.count_items(batch["labels"])
             loss = torch.stack([model(**part, num_items_in_batch=count).loss for part in parts]).sum()
         else:

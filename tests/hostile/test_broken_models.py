@@ -19,6 +19,7 @@ from hf_vit.inference.predict import predict_files
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import run_without_package
+from ..helpers.image_text_models import build_processor
 from ..helpers.models import small_config
 from .table import assert_refused, rows, script
 
@@ -122,6 +123,13 @@ def test_pipelines_refuse_a_checkpoint_without_its_head_or_of_another_task(task:
     assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17
 
 
+def test_a_captioner_without_its_head_generates_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path, drop_head, "HfViTForImageTextToText")
+    build_processor(["a dog runs", "a cat sleeps"]).save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"has no weights for .* of HfViTForImageTextToText: .* Train it"):
+        pipeline("image-text-to-text", model=folder)
+
+
 def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:
     places = {name: save(tmp_path / name, change) for name, (change, _) in DAMAGES.items()}
     code = """
@@ -134,7 +142,8 @@ def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:
             return str(error)
     assert "infinite or NaN" in refusal("image-classification", "nan")
     assert "has no weights for classifier.bias" in refusal("image-classification", "headless")
-    for task in ("object-detection", "depth-estimation", "image-segmentation", "zero-shot-image-classification"):
+    others = ("image-segmentation", "zero-shot-image-classification", "image-text-to-text")
+    for task in ("object-detection", "depth-estimation", *others):
         message = refusal(task, "infinite")
         assert f"was saved as HfViTForImageClassification and has no trained head for '{task}'" in message, message
         assert "\\n" not in message

@@ -362,6 +362,14 @@ DATASETS = [
         ("caption-that-is-a-mapping", captions({"en": "cat"}), "text"),
         ("captions-of-no-image", lambda folder: (folder / "train/2.png").unlink(), "2.png"),
     ),
+    *data_rows(
+        "image_captioning",
+        write_captions,
+        [
+            ("caption-to-learn-that-is-empty", captions(""), "1.png"),
+            ("caption-to-learn-that-is-a-number", captions(7), "text"),
+        ],
+    ),
 ]
 
 

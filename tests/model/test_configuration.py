@@ -244,6 +244,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "joint_embedding_config": ({"embedding_size": 16, "gaussian_weight": 0.1}, {"num_slices": 8}),
     "reconstruction_config": ({"latent_channels": 4, "pixel_loss": "l1"}, {"kl_weight": 0.1}),
     "text_config": ({"num_hidden_layers": 2, "pooling": "last"}, {"num_hidden_layers": 1}),
+    "caption_config": ({"num_hidden_layers": 2, "label_smoothing": 0.0}, {"dropout": 0.2}),
     "contrastive_config": ({"loss": "softmax", "projection_dim": 8}, {"projection_dim": 8}),
 }
 all_tasks = pytest.mark.parametrize("field", TASKS)

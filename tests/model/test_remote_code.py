@@ -339,7 +339,8 @@ PIPELINE_TASKS = {
         for task in ("image-classification", "depth-estimation", "object-detection", "keypoint-detection")
     },
     # Classes without a pipeline, or with a pipeline that needs a tokenizer
-    **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ZeroShotImageClassification")},
+    **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ImageToImage")},
+    **{f"AutoModelFor{task}": "" for task in ("ZeroShotImageClassification", "ImageTextToText")},
 }
 # Show all warnings and log messages. Progress bars are disabled by the environment.
 OPEN_QUIETLY = """

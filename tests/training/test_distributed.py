@@ -15,13 +15,13 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
 from torch import Tensor
 
-from hf_vit import HfViTForObjectDetection, HfViTModel
+from hf_vit import HfViTForImageTextToText, HfViTForObjectDetection, HfViTModel
 from hf_vit.model.encoder import HfViTLayer
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers import distributed, trainings
-from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.models import TRAINING_CASES, Comparing, small_config
 from ..helpers.processes import ROOT
 from ..helpers.references import assert_close
 from ..helpers.regularization import train_regularized
@@ -186,9 +186,10 @@ def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any,
     else:
         results = [process[name, trainer] for process in processes]
     # Losses of accumulated batches are normalized separately for batch norm, for a contrastive loss, and if the
-    # Trainer of transformers divides by the number of objects in each batch.
+    # Trainer of transformers divides by the number of objects or tokens in each batch.
     case = TRAINING_CASES[name]
-    is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection
+    counts = case.model_class in (HfViTForObjectDetection, HfViTForImageTextToText)
+    is_own = trainer == "transformers.Trainer" and counts
     is_split = accumulate > 1 and (is_own or not case.accumulates)
     whole = whole_or_parts(name, GLOBAL_BATCH)
     expected = whole_or_parts(name, size, counts_all=trainer == "HfViTTrainer") if is_split else whole
@@ -201,7 +202,7 @@ def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any,
         assert max(loss, gradient) <= TOLERANCE
         assert (from_whole > TOLERANCE) is is_split
     # In evaluation, transformers computes the loss of image-text pairs only if the collator requests it, as for CLIP.
-    if split == "1x8" and "input_ids" not in case.make_batch(small_config(**case.overrides), 2):
+    if split == "1x8" and case.model_class is not Comparing:
         found, alone = loss_of_evaluation(tmp_path, name, trainer)
         assert found == pytest.approx(alone, rel=TOLERANCE)
 

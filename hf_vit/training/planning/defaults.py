@@ -269,6 +269,9 @@ JOINT_EMBEDDINGS = read_task(
     augmentation=draw_views,
 )
 IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_tower))
+CAPTIONS = read_task(
+    "image-captioning", head=without_gpu(lambda width: {"caption_config": small_tower(min(width, 256))})
+)
 
 
 # Rules that choose the options of a run

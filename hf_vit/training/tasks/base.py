@@ -144,6 +144,7 @@ class Task(ABC):
     data_notes: list[str] = field(
         init=False, default_factory=list
     )  # notes about missing or unusual data for the model card
+    other_baselines: dict[str, dict[str, float]] = field(init=False, default_factory=dict)  # set with the main one
 
     def __post_init__(self) -> None:
         check_output_outside_data(self.options.sources, self.args.output_dir)
@@ -549,7 +550,7 @@ class Task(ABC):
             usage=usage,
             data=data,
             metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
-            baselines={**report_average(trainer, split, scores), name: baseline},
+            baselines={**report_average(trainer, split, scores), **self.other_baselines, name: baseline},
             pictures={**pictures, **CURVES},
             units=evaluator.metric.units,
             parts={evaluator.parts: classes},

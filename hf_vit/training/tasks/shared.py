@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
+from ...convert import load_processor
+from ...data import load_image_text
 from ...data.augmentation.joint import DenseAugmentation
 from ...data.collators import DensePredictionCollator
 from ...data.formats.orientation import AnnotationOrientation
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
+from ...model.processing_hf_vit import HfViTProcessor
 from ...options.field import (
+    COUNT,
     POSITIVE,
     PROBABILITY,
     SHARE,
@@ -21,11 +25,12 @@ from ...options.field import (
     Range,
     augmentation_option,
     data_option,
+    model_option,
     source_option,
 )
 from ..arguments import TaskArguments
 from ..distillation import DistillationArguments, load_teacher, make_distillation
-from ..models import describe_whole_images, whole_image_processor
+from ..models import describe_whole_images, input_size, whole_image_processor
 from .base import Task
 
 
@@ -113,6 +118,44 @@ class ObjectArguments(TaskArguments):
 
 
 @dataclass
+class CaptionArguments(TaskArguments):
+    """Options of images with captions."""
+
+    loader_options = (*TaskArguments.loader_options, "caption_column_name")
+
+    vocab_size: int | None = model_option(
+        None, "Maximum number of tokens of a trained tokenizer; 8192 by default.", COUNT
+    )
+    max_text_length: int | None = model_option(
+        None,
+        "Maximum number of tokens of a text; longer texts are truncated. By default 64, or the value of "
+        "the saved model.",
+        COUNT,
+    )
+    dataset_name: str = source_option(
+        "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
+        "captions, or a Hub name."
+    )
+    caption_column_name: str | None = data_option(
+        None, "Column of a caption or a list of captions, if it is not recognized."
+    )
+    min_crop_scale: float = augmentation_option(
+        0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
+    )
+    horizontal_flip: float = augmentation_option(
+        0.5, "Probability of a horizontal flip; 0 if captions mention left and right.", PROBABILITY
+    )
+
+    def refuse_beside(self, source: str, *options: str) -> None:
+        """Raise `ValueError` if one of `options` is given although the tokenizer `source` determines it."""
+        given = [f"--{name} {vars(self)[name]}" for name in options if vars(self)[name] is not None]
+        if vars(self)[source] is not None and given:
+            raise ValueError(
+                f"--{source} {vars(self)[source]} has its own vocabulary and size. Remove {', '.join(given)}."
+            )
+
+
+@dataclass
 class SupervisedTask(Task):
     """Task with a target per example, optionally trained with a teacher."""
 
@@ -128,6 +171,26 @@ class SupervisedTask(Task):
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Return the trainer argument with the teacher."""
         return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
+
+
+@dataclass
+class CaptionedTask(Task):
+    """Task with images and captions, whose processor has a tokenizer."""
+
+    load_source = staticmethod(load_image_text)
+
+    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
+        """Return the processor of a trained model; raise `ValueError` if it has no tokenizer."""
+        processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
+        if not isinstance(processor, HfViTProcessor):
+            raise ValueError(
+                f"{name_or_path} has no tokenizer. Save the processor of the model there with save_pretrained."
+            )
+        return processor
+
+    def augmentation_size(self, processor: HfViTProcessor, config: HfViTConfig) -> tuple[int, int]:
+        """Return the height and width of the image processor."""
+        return input_size(processor.image_processor)
 
 
 @dataclass

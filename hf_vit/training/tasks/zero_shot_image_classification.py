@@ -17,10 +17,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ...convert import load_processor
 from ...convert.processors import load_tokenizer
 from ...convert.source import find_file
-from ...data import ImageClassificationCollator, load_image_text
+from ...data import ImageClassificationCollator
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import ImageTextCollator, draw_caption
 from ...data.datasets import TargetData
@@ -32,37 +31,26 @@ from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import raising_remote_code_error
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, contrastive_loss
-from ...options.field import (
-    COUNT,
-    PROBABILITY,
-    SHARE,
-    augmentation_option,
-    data_option,
-    evaluation_option,
-    model_option,
-    source_option,
-    start_option,
-)
+from ...options.field import evaluation_option, model_option, start_option
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
-from ..arguments import ClassificationArguments, TaskArguments
+from ..arguments import ClassificationArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import evaluation_images, open_data
-from ..models import input_size, load_model
+from ..models import load_model
 from ..planning.defaults import IMAGE_TEXT
 from ..publishing.model_card import Usage
 from ..publishing.report import evaluation_split, public_name, score_split
 from ..training_arguments import HfViTTrainingArguments
-from .base import Task
 from .image_classification import ClassificationEvaluator, open_labeled
+from .shared import CaptionArguments, CaptionedTask
 
 
 @dataclass
-class ImageTextArguments(TaskArguments):
+class ImageTextArguments(CaptionArguments):
     """Options of image-text training: image and text towers, captions, and labeled images for the evaluation."""
 
     task_config = "contrastive_config"
     task_options = ("loss",)
-    loader_options = (*TaskArguments.loader_options, "caption_column_name")
 
     model_name_or_path: str | None = start_option(
         None,
@@ -76,15 +64,6 @@ class ImageTextArguments(TaskArguments):
     tokenizer_name: str | None = model_option(
         None, "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions."
     )
-    vocab_size: int | None = model_option(
-        None, "Maximum number of tokens of a trained tokenizer; 8192 by default.", COUNT
-    )
-    max_text_length: int | None = model_option(
-        None,
-        "Maximum number of tokens of a text; longer texts are truncated. By default 64, or the value of "
-        "the saved model.",
-        COUNT,
-    )
     text_preset: str | None = model_option(
         None, "Size of a new text tower, like --preset; by default the same, or small."
     )
@@ -93,19 +72,6 @@ class ImageTextArguments(TaskArguments):
     )
     freeze_vision: bool = model_option(
         False, "Freeze the image tower of the saved model; only the text tower is trained (LiT)."
-    )
-    dataset_name: str = source_option(
-        "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
-        "captions, or a Hub name."
-    )
-    caption_column_name: str | None = data_option(
-        None, "Column of a caption or a list of captions, if it is not recognized."
-    )
-    min_crop_scale: float = augmentation_option(
-        0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
-    )
-    horizontal_flip: float = augmentation_option(
-        0.5, "Probability of a horizontal flip; 0 if captions mention left and right.", PROBABILITY
     )
     zero_shot_dataset: str | None = evaluation_option(
         None,
@@ -139,14 +105,6 @@ class ImageTextArguments(TaskArguments):
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
                 f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
-            )
-
-    def refuse_beside(self, source: str, *options: str) -> None:
-        """Raise `ValueError` if one of `options` is given although the tokenizer `source` determines it."""
-        given = [f"--{name} {vars(self)[name]}" for name in options if vars(self)[name] is not None]
-        if vars(self)[source] is not None and given:
-            raise ValueError(
-                f"--{source} {vars(self)[source]} has its own vocabulary and size. Remove {', '.join(given)}."
             )
 
 
@@ -355,11 +313,10 @@ def embed_classes(
 
 
 @dataclass
-class ImageTextContrast(Task):
+class ImageTextContrast(CaptionedTask):
     """Image-text contrastive training."""
 
     model_class = HfViTForZeroShotImageClassification
-    load_source = staticmethod(load_image_text)
     collator_class = ImageTextCollator
     augment = staticmethod(partial(cropped_example_augmentation, draw_caption))
     limits = (
@@ -444,22 +401,9 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
             model.freeze_vision()
         return model, HfViTProcessor(image_processor, tokenizer)
 
-    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
-        """Return the processor of a trained model; raise `ValueError` if it has no tokenizer."""
-        processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
-        if not isinstance(processor, HfViTProcessor):
-            raise ValueError(
-                f"{name_or_path} has no tokenizer. Save the processor of the model there with save_pretrained."
-            )
-        return processor
-
     def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> ImageTextEvaluator:
         """Return the evaluator."""
         return ImageTextEvaluator(processor.image_processor, RetrievalMetric())
-
-    def augmentation_size(self, processor: HfViTProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width of the image processor."""
-        return input_size(processor.image_processor)
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluate retrieval and, if there are labeled images, zero-shot classification."""
