@@ -1,4 +1,4 @@
-"""Permanent changes of the inputs of a loaded model: image size, patch size, channels and prefix tokens."""
+"""Functions that permanently change the image size, patch size, channels or prefix tokens of a loaded model."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -33,18 +33,18 @@ class HfViTInputSized:
     """Base class of layers and models whose weights depend on image size, patch size, channels or prefix tokens."""
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Raises `ValueError` if the layer cannot adapt to `new`; called before any weight is changed."""
+        """Raises `ValueError` if the layer cannot adapt to the configuration `new`, before any weight is changed."""
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resizes the weights of this layer, but not of its submodules, from one configuration to another."""
+        """Resizes the weights of this layer, but not of its submodules, from configuration `old` to `new`."""
 
 
 def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
     """Resizes patch kernels (D, C, p, q) so that their responses to resized patches stay the same."""
-    # FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4: if the matrix B resizes a patch, the new kernel is the
-    # pseudo-inverse of Bᵀ times the old kernel. The responses are equal if patches grow, and the best approximation on
-    # white noise if they shrink. B is bicubic and antialiased, as in timm (the paper's code: bilinear). The inverse
-    # amplifies rounding errors, so it is computed in float64 on the CPU.
+    # As in FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4, the new kernel is the pseudo-inverse of Bᵀ times
+    # the old kernel, where the matrix B resizes a patch. Larger patches give equal responses, and smaller patches give
+    # the best approximation on white noise. B is bicubic and antialiased, as in timm; the code of the paper uses
+    # bilinear resizing. The inverse amplifies rounding errors, so it is computed in float64 on the CPU.
     old_size = kernels.shape[2:]
     if tuple(old_size) == tuple(new_size):
         return kernels
@@ -55,10 +55,11 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 
 
 def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
-    """Converts patch kernels (D, C, p, q) to another number of image channels and keeps the scale of the response.
+    """Converts patch kernels (D, C, p, q) to a different number of channels and keeps the scale of their responses.
 
-    A single channel gets the sum of the old kernels, so a gray image gives the same response as the image repeated
-    in all channels. Otherwise the old channels are repeated cyclically and scaled by C / `num_channels`, as in timm.
+    A single channel gets the sum of the old kernels, so a gray image gives the same response as before, when it was
+    repeated in all channels. Otherwise, the old channels are repeated cyclically and scaled by C / `num_channels`, as
+    in timm.
     """
     old = kernels.shape[1]
     if num_channels == old:
@@ -71,7 +72,7 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
 
 
 def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None:
-    """Permanently changes the inputs of a model and its configuration; `None` leaves a field unchanged.
+    """Permanently changes the inputs that a model accepts, and its configuration; `None` leaves a field unchanged.
 
     All changes are checked before the first one is applied. Changed weights become new parameters, so build the
     optimizer afterwards; frozen weights stay frozen. If the patch grid changes, fixed sin-cos positions become learned
@@ -86,9 +87,10 @@ def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None
             the positions are resampled. `config.patch_padding` is scaled by the same factor.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether the model has a CLS token. A new token and its position are initialized randomly.
-        use_distillation_token: Whether the model has a distillation token. A classifier then has a head on it.
-        num_register_tokens: Number of registers. New ones are initialized randomly and appended; surplus ones are
-            dropped from the end.
+        use_distillation_token: Whether the model has a distillation token. A classifier then has a second
+            head, on this token.
+        num_register_tokens: Number of register tokens. New register tokens are initialized randomly and appended;
+            surplus register tokens are removed from the end.
         pooling: New pooling, "cls" or "mean".
 
     Raises:
@@ -147,13 +149,13 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     if new.position_embedding_type == "sincos2d":
         table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
     elif table is not None:
-        # The fixed table may have another dtype than the learned table that replaces it.
+        # The fixed table may have a different dtype than the learned table that replaces it.
         table = as_parameter(_resized_table(table, old, new, draw).to(kernels.dtype), table)
     embeddings.position_embeddings = table
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns the first `count` of the tokens (1, any number, D); draws missing tokens at random by `draw`."""
+    """Returns the first `count` tokens of a sequence (1, ., D); `draw` creates missing tokens at random."""
     if tokens is None:
         return draw(count)
     missing = count - tokens.shape[1]

@@ -33,27 +33,29 @@ def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
 class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
 
-    Fields shared with `transformers.ViTConfig` keep their names and meaning; the others are off by default.
+    Fields that also exist in `transformers.ViTConfig` have the same name and meaning. The features of all other fields
+    are disabled by default.
 
     Args:
         hidden_size: Width D of a token.
         num_hidden_layers: Number of blocks.
         num_attention_heads: Number of attention heads; divides `hidden_size`.
-        intermediate_size: Width of the hidden layer of the MLP; with `use_gated_mlp`, of each of its two branches.
+        intermediate_size: Width of the hidden layer of the MLP. With `use_gated_mlp`, width of each of the two
+            branches of the MLP.
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         hidden_dropout_prob: Dropout after the embeddings, the attention and the MLP, in [0, 1).
         attention_probs_dropout_prob: Dropout of the attention weights, in [0, 1).
-        drop_path_rate: Stochastic depth rate of the last block, in [0, 1); grows linearly from 0 at the first block
-            (https://arxiv.org/abs/1603.09382).
+        drop_path_rate: Stochastic depth rate of the last block, in [0, 1). The rate grows linearly from 0 at the first
+            block (https://arxiv.org/abs/1603.09382).
         initializer_range: Standard deviation of the truncated normal initialization.
         layer_norm_eps: Epsilon of every norm.
         image_size: Native height and width of images in pixels, for the position table. Models accept other sizes too.
         patch_size: Height and width in pixels of a patch.
         patch_padding: Zero padding in pixels at the top and left of the image; the same number of pixels is cut off at
-            the bottom and right (ViTPose, https://arxiv.org/abs/2204.12484: 2).
+            the bottom and right. ViTPose (https://arxiv.org/abs/2204.12484) uses 2.
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
-        key_bias: Whether `qkv_bias` also adds a bias to the key (DINOv3: no).
+        key_bias: Whether `qkv_bias` also adds a bias to the key. False in DINOv3.
         proj_bias: Whether the output projection of the attention has a bias.
         mlp_bias: Whether the linear layers of the MLP have a bias.
         use_gated_mlp: Whether SwiGLU (https://arxiv.org/abs/2002.05202) replaces the MLP. `hidden_act` is the
@@ -66,19 +68,19 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         use_cls_token: Whether the sequence starts with a CLS token.
         use_distillation_token: Whether a distillation token follows the CLS token (DeiT,
             https://arxiv.org/abs/2012.12877).
-        num_register_tokens: Number of register tokens before the patches (https://arxiv.org/abs/2309.16588).
+        num_register_tokens: Number of register tokens before the patch tokens (https://arxiv.org/abs/2309.16588).
         use_mask_token: Whether the model has a mask token for `bool_masked_pos`.
         position_embedding_type: "learned" (ViT), "sincos2d" (the fixed table of MAE, https://arxiv.org/abs/2111.06377),
             "rotary" (axial, DINOv3, https://arxiv.org/abs/2508.10104), "learned+rotary" or "none".
-        prefix_has_position: Whether the position table has rows for the CLS and distillation tokens. Registers have
-            no position, because it would only shift a vector that is learned anyway.
-        position_interpolation: Resampling of the position table to another grid, "bicubic" or "bilinear".
-        position_antialias: Whether the resampling of the position table is antialiased (DINOv2 with registers and
-            timm: yes; ViT: no).
+        prefix_has_position: Whether the position table has rows for the CLS and distillation tokens. Register tokens
+            have no position, because a position would only shift a vector that is learned anyway.
+        position_interpolation: Method for resampling the position table to another grid, "bicubic" or "bilinear".
+        position_antialias: Whether the resampling of the position table is antialiased. True in timm and in DINOv2
+            with registers, False in ViT.
         position_interpolation_offset: Number added to the rows and columns of the new grid to compute the scale factor
             of the resampling: 0.1 in the original code of DINO and of DINOv2 without registers, otherwise 0.
         rope_theta: Base period of the rotary positions.
-        rope_coordinates: Coordinates of the rotary positions: "centered", patch centers in [-1, 1] times 2·pi
+        rope_coordinates: Coordinates of the rotary positions: "centered", patch centers in [-1, 1], multiplied by 2·pi
             (DINOv3); "index", row and column numbers (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index",
             row and column numbers scaled so that every image spans `rope_grid_size` (EVA-02,
             https://arxiv.org/abs/2303.11331).
@@ -89,16 +91,19 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             of the window size, the last windows are smaller.
         global_attention_layers: Indices, from 0, of the blocks that attend to the whole image despite `window_size`
             (ViTDet, https://arxiv.org/abs/2203.16527); none by default.
-        pooling: Pooling of an image: "cls" token, "mean" of the patches, "cls_mean", the concatenation of both (the
-            linear protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
-            https://arxiv.org/abs/2303.15343). Its projections always have a bias, and its MLP is never gated.
-        norm_after_pooling: Whether the final norm acts on the pooled vector instead of the tokens (timm's `fc_norm`,
-            fine-tuned MAE classifiers). `last_hidden_state` and the maps of `HfViTBackbone` are then not normalized.
+        pooling: Pooling of an image: "cls", the CLS token; "mean", the mean of the patch tokens; "cls_mean", the
+            concatenation of both (the linear protocol of DINOv2); or "attention", attention of a learned query to the
+            patch tokens (SigLIP, https://arxiv.org/abs/2303.15343). The projections of attention pooling always have a
+            bias, and its MLP is never gated.
+        norm_after_pooling: Whether the final norm is applied to the pooled vector instead of the tokens, as in timm
+            with `fc_norm` and in fine-tuned MAE classifiers. `last_hidden_state` and the feature maps of
+            `HfViTBackbone` are then not normalized.
         use_pooler: Whether a linear layer with tanh, as in the original ViT, follows the pooling.
         apply_layernorm: Whether `HfViTBackbone` normalizes its feature maps. It has no effect with
-            `norm_after_pooling`. To normalize the maps of such a model, load it with `norm_after_pooling=False`.
+            `norm_after_pooling`. To normalize the feature maps of a model that was trained with `norm_after_pooling`,
+            load it with `norm_after_pooling=False`.
         reshape_hidden_states: Whether `HfViTBackbone` returns maps (B, D, h, w) instead of token sequences (B, L, D).
-        out_features: Stages ("stem", "stage1", …) that `HfViTBackbone` returns, by default the last one.
+        out_features: Names of the stages ("stem", "stage1", …) that `HfViTBackbone` returns; the last one by default.
         out_indices: Indices of the stages in `out_features`, 0 for the stem.
         …_config: Options of one task. There is one such field per task; see `HfViTTaskFields`.
 
@@ -108,7 +113,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     """
 
     model_type = "hf_vit"
-    # Whether the pipelines of the hf_vit package are registered. If so, pipeline code in checkpoints is ignored.
+    # True if the pipelines of the hf_vit package are registered. Pipeline code in checkpoints is then ignored.
     _has_pipelines: ClassVar[bool] = False
     # Outputs that the Trainer does not gather as predictions.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
@@ -169,7 +174,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON: all options of the task of the model, and changed options of other tasks."""
+        """Returns the fields for JSON: all options of the task of the model, only changed options of other tasks."""
         values = super().to_dict()
         used = {name for model in self.architectures or () for name in MODEL_TASK_CONFIGS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
@@ -183,7 +188,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def __post_init__(self, **kwargs: Any) -> None:
         if not kwargs.pop("_is_saved", False):
             check_fields((name for name in kwargs if not name.startswith("_")), only_close=True)
-        kwargs.pop("stage_names", None)  # recomputed from `num_hidden_layers`, which may have changed
+        kwargs.pop("stage_names", None)  # stage names are recomputed from `num_hidden_layers`
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         num_labels = kwargs.get("num_labels")
         if num_labels is None:
@@ -201,7 +206,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
-        """Returns the configuration of a published model size.
+        """Returns the configuration of a standard model size.
 
         Args:
             name: "tiny", "small", "base", "large" (patch 16), "huge", "so400m" (patch 14) or "mnist".
@@ -224,7 +229,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads config.json and returns its fields and unused arguments; raises `OSError` if there is no such file."""
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if not fields:  # transformers would silently use default values
+        if not fields:  # without an error, transformers would silently use default values
             raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
         check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
         return fields, unused
@@ -233,7 +238,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Builds the configuration from a dictionary; raises `ValueError` if it belongs to another model type.
 
-        Task options given as arguments replace the options in the dictionary one by one. If they select another
+        Task options given as arguments override single options in the dictionary. If the arguments select a different
         object detection decoder, all detection options in the dictionary are dropped.
         """
         model_type = config_dict.get("model_type", cls.model_type)
@@ -243,7 +248,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "checkpoint with HfViTModel.from_pretrained(...) or a task class. This requires the package hf-vit to "
                 "be installed."
             )
-        if cls._has_pipelines:  # so that transformers does not ask the user to trust the code in the checkpoint
+        if cls._has_pipelines:  # otherwise, transformers would ask the user to trust the code in the checkpoint
             config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
@@ -255,7 +260,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return super().from_dict({**config_dict, "_is_saved": True}, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
-        """Returns the whole configuration, because `text_config` holds options rather than a configuration."""
+        """Returns this configuration, because `text_config` is not a configuration of transformers."""
         return self
 
     def save_pretrained(
@@ -266,7 +271,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
-        self.__dict__.pop("custom_pipelines", None)  # outdated if the model class has changed
+        self.__dict__.pop("custom_pipelines", None)  # the saved pipelines are outdated if the model class has changed
         for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
             self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[architecture])
         copy_code(save_directory)
@@ -322,7 +327,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def output_attentions(self) -> bool:
-        """Whether models return attention weights by default, under any attention implementation."""
+        """Whether models return attention weights by default, for any attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -331,7 +336,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def encoder_stride(self) -> int | list[int] | tuple[int, int]:
-        """Patch size, under the name that transformers' ViT uses for masked image modeling."""
+        """Alias of the patch size; ViT in transformers uses this name for masked image modeling."""
         return self.patch_size
 
     @encoder_stride.setter
@@ -342,7 +347,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             )
 
     def validate_output_attentions(self) -> None:
-        """Skips a check of transformers that requires eager attention; the models here switch to it automatically."""
+        """Skips a check in transformers that requires eager attention; hf_vit models switch to it automatically."""
 
     def check(self) -> None:
         """Raises `ValueError` if values are invalid or inconsistent."""
@@ -427,7 +432,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
 
 def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
-    """Converts the class numbers in `id2label` or `label2id` to int; JSON and tutorials write them as strings."""
+    """Converts the class numbers in `id2label` or `label2id` to int, because JSON files store them as strings."""
     try:
         if name == "id2label":
             return {int(number): label for number, label in labels.items()}
@@ -440,7 +445,7 @@ def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
 def check_fields(names: Iterable[str], only_close: bool = False) -> None:
     """Raises `ValueError` if a name is neither a field of `HfViTConfig` nor another argument of its constructor.
 
-    With `only_close`, only names that resemble a field are rejected: others may be options of transformers.
+    With `only_close`, only names that resemble a field are rejected. Other names may be options of transformers.
     """
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, "attn_implementation"}
     public = sorted(name for name in known if not name.startswith("_"))
@@ -453,7 +458,7 @@ def check_fields(names: Iterable[str], only_close: bool = False) -> None:
 
 
 def shape(*numbers: int) -> dict[str, Any]:
-    """Converts hidden size, blocks, attention heads, MLP width and optionally patch size to configuration fields."""
+    """Returns the fields for a hidden size, numbers of blocks and attention heads, MLP width and patch size."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return dict(zip(names, numbers, strict=False))
 
@@ -468,8 +473,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "huge": shape(1280, 32, 16, 5120, 14),
     # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
     "so400m": shape(1152, 27, 16, 4304, 14),
-    # Handwritten digits. The usual initializer_range=0.02 suits a width of 768; at width 64, attention would stay
-    # nearly uniform for many training steps.
+    # A small model for handwritten digits. The usual initializer_range=0.02 suits a width of 768. With a width of 64,
+    # it would keep attention nearly uniform for many training steps.
     "mnist": {
         **shape(64, 4, 4, 256, 4),
         **{"initializer_range": 0.1, "image_size": 28, "num_channels": 1, "num_labels": 10},

@@ -24,7 +24,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def is_symbolic(*sizes: int) -> bool:
-    """Returns whether one of the sizes is a dynamic dimension of a program that is being exported."""
+    """Returns whether any of the sizes is a dynamic dimension of a program that is being exported."""
     return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
 
 
@@ -33,7 +33,7 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 
     The first `num_prefix` rows are not changed.
     """
-    # The offset changes only the scale factor: the table is scaled to size `grid` + offset, then cropped to `grid`.
+    # The offset changes only the scale factor. The table is scaled to the size `grid` + offset and cropped to `grid`.
     old_grid, offset = config.grid_size, config.position_interpolation_offset
     mode, antialias = config.position_interpolation, config.position_antialias
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
@@ -51,9 +51,10 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 def resample_by_products(
     patches: Tensor, old_grid: Grid, new_grid: Grid, mode: str, antialias: bool, offset: float
 ) -> Tensor:
-    """Computes `F.interpolate` of patches (K, N, D) for an exported program whose new grid is a dynamic size."""
-    # Resizing is linear, so it equals a product with a weight matrix along each side. `F.interpolate` is not exported,
-    # because some runtimes use other cubic weights than torch. One program must handle the native and other grids.
+    """Resamples patches (K, N, D) as `F.interpolate` does, for exported programs with a new grid of dynamic size."""
+    # Resizing is linear, so it equals a product with a weight matrix along each side. `F.interpolate` is not used,
+    # because some runtimes use different cubic weights than torch. One exported program must handle the native grid
+    # and all other grids.
     new = [torch.scalar_tensor(side, dtype=torch.float32, device=patches.device) for side in new_grid]
     is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # the native grid needs no offset
     rows, columns = (
@@ -68,9 +69,10 @@ def resample_by_products(
 def interpolation_weights(
     old: int, new: int, step: Tensor, mode: str, antialias: bool, device: torch.device
 ) -> Tensor:
-    """Returns weights (new, old) that interpolate `old` values along a side to `new` values, `step` apart."""
-    # Same weights as in torch: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with a = -0.75, or
-    # a = -0.5 with antialiasing. Values beyond the border are those at the border, or ignored with antialiasing.
+    """Returns the matrix (new, old) that interpolates `old` values along a side to `new` values, spaced by `step`."""
+    # The weights are those of torch: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with
+    # a = -0.75, or a = -0.5 with antialiasing. Positions beyond the border get the value at the border; with
+    # antialiasing, they are ignored.
     centers = (torch.arange(new, dtype=torch.float32, device=device) + 0.5) * step - 0.5  # (new,)
     margin = 0 if antialias else 2
     places = torch.arange(-margin, old + margin, dtype=torch.float32, device=device)
@@ -90,9 +92,9 @@ def interpolation_weights(
 
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
-    """Returns the fixed position table (1, P + N, D) of MAE: sine and cosine of the column, then of the row."""
-    # Prefix rows are zero. D must be a multiple of 4. Computed in float64, as in the code of MAE
-    # (https://arxiv.org/abs/2111.06377).
+    """Returns the fixed position table (1, P + N, D) of MAE: sines and cosines of columns, then those of rows."""
+    # The rows of prefix tokens are zero. D must be a multiple of 4. Angles are computed in float64, as in the code of
+    # MAE (https://arxiv.org/abs/2111.06377).
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
     angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
@@ -101,10 +103,11 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) -> Tensor:
-    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, in the dtype and device of `like`."""
-    # The d/2 angles are those of the row, then of the column; the second half of a head repeats them. Prefix tokens
-    # are not rotated. Angles are computed in float32 or higher. Source: https://arxiv.org/abs/2508.10104; the field
-    # `rope_coordinates` of `HfViTConfig` lists the sources of the coordinates.
+    """Returns cosines and sines (2, P + N, d) of axial rotary positions, with the dtype and device of `like`."""
+    # The first half of the d angles of a head contains those of the row, then those of the column. The second half
+    # repeats the first. Prefix tokens are not rotated. Angles are computed in float32 or higher. Source:
+    # https://arxiv.org/abs/2508.10104; the field `rope_coordinates` of `HfViTConfig` lists the sources of the
+    # coordinates.
     kind, device = config.rope_coordinates, like.device
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(n, dtype=torch.float32, device=device) + first for n in grid]
@@ -131,7 +134,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, config.patch_padding)
 
     def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
-        """Replaces the patch kernels by (D, C, p, q), and sets the padding in pixels, channels and patch size."""
+        """Sets patch kernels (D, C, p, q) and padding in pixels, and updates patch size and number of channels."""
         self.projection.in_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight = kernels
@@ -139,7 +142,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection.padding = (padding, padding)
 
     def grid(self, pixel_values: Tensor) -> Grid:
-        """Returns the patch grid (h, w) of images (B, C, H, W); raises `ValueError` if they do not fit the model."""
+        """Returns the patch grid (h, w) of images (B, C, H, W); raises `ValueError` for unsupported images."""
         if pixel_values.ndim != 4:
             raise ValueError(
                 f"pixel_values must be (batch, channels, height, width), not {tuple(pixel_values.shape)}. "
@@ -239,7 +242,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return grid
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
-        """Returns the positions of the tokens, (1, L, D), or (B, L, D) if there is a mask; None without a table."""
+        """Returns token positions, (1, L, D), or (B, L, D) with a mask; returns None without a position table."""
         table, dtype = self.position_embeddings, self.patch_embeddings.projection.weight.dtype
         if table is None:
             return None
@@ -257,7 +260,10 @@ class HfViTEmbeddings(HfViTInitialized):
         return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
     def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
-        """Returns rotary cosine and sine, (1, L, d) or with a mask (B, 1, L, d); None without rotary positions."""
+        """Returns the cosines and sines of rotary positions, or None if the model does not use rotary positions.
+
+        Their shape is (1, L, d). With a mask, it is (B, 1, L, d).
+        """
         if "rotary" not in self.config.position_embedding_type:
             return None
 
@@ -271,9 +277,9 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns K position tables (K, P + N, D); with a mask, (B, K, P + N, D) for the grid of each image."""
-    # `table_of` computes the tables (K, P + h·w, D) of a grid; `grid` is the grid of the batch, including padding. The
-    # positions of padding are zero.
+    """Returns K position tables (K, P + N, D); with a mask, returns (B, K, P + N, D) with tables for each image."""
+    # The function `table_of` computes the tables (K, P + h·w, D) of a grid. The argument `grid` is the grid of the
+    # batch, including padding. Padding patches have a position of zero.
     if patch_attention_mask is None:
         return table_of(grid)
     grids = image_grids(patch_attention_mask)
@@ -287,7 +293,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns the patch grids of the images in a mask (B, h, w); `ValueError` if an image is not a rectangle."""
+    """Returns the patch grid of each image in a mask (B, h, w); raises `ValueError` if an image is not a rectangle."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)

@@ -1,4 +1,4 @@
-"""The encoder: attention, window attention, MLP, transformer block, and the loop over a range of blocks.
+"""The encoder and its parts: attention, window attention, MLP and transformer block.
 
 Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the queries
 at the end), L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
@@ -27,8 +27,8 @@ class Windows(NamedTuple):
     grid: Grid  # rows and columns (h, w) of patches
     size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of them
     num_prefix: int  # number P of prefix tokens
-    # Attention mask for the patches of each window, in the format of the attention implementation. It covers the O
-    # non-patch tokens, then the S patches of the window. None if nothing is masked.
+    # Attention mask for the patches of each window, in the format of the attention implementation. Its columns are the
+    # O non-patch tokens, followed by the S patches of the window. None if nothing is masked.
     mask: Any = None
     others_mask: Tensor | None = None  # (B, 1, 1, L) bool, mask for the non-patch tokens; None if nothing is masked
 
@@ -42,7 +42,10 @@ class Windows(NamedTuple):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        """Window attention: a patch attends to its window and all non-patch tokens, which attend to every token."""
+        """Computes window attention.
+
+        A patch attends to its window and to all non-patch tokens. Non-patch tokens attend to all tokens.
+        """
         # The argument `attend` is an attention function of query, key and value (B, n, L, d) and a mask. It returns a
         # pair, of which the first element is the output (B, L, n, d).
         states = (query, key, value)
@@ -56,7 +59,7 @@ class Windows(NamedTuple):
         patches = self._join(attended.unflatten(0, (batch, num_windows)))  # (B, N, n, d)
         if not other_query.shape[2]:
             return patches
-        # Always SDPA: the non-patch tokens are too few for the attention implementation to matter.
+        # SDPA is always used, because with so few non-patch tokens, the attention implementation does not matter.
         others = F.scaled_dot_product_attention(
             other_query, key, value, self.others_mask, dropout_p=dropout, scale=scaling
         ).transpose(1, 2)  # (B, O, n, d)
@@ -71,11 +74,11 @@ class Windows(NamedTuple):
         return torch.cat((before, after), dim=2), split_windows(patches.unflatten(2, self.grid), self.size)
 
     def _join(self, windows: Tensor) -> Tensor:
-        """Joins windows (B, W, S, n, d) to patches (B, N, n, d) and removes the padding."""
+        """Joins windows (B, W, S, n, d) into patches (B, N, n, d) and removes the padding."""
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded h, padded w, n, d)
         height, width = self.grid
-        if is_symbolic(height, width):  # a slice would tie the exported program to one grid size
+        if is_symbolic(height, width):  # a slice would restrict the exported program to one grid size
             for dim, side in enumerate(self.grid, start=1):
                 maps = maps.index_select(dim, torch.arange(side, device=maps.device))
             return maps.flatten(1, 2)
@@ -94,7 +97,7 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
 
 
 def count_windows(grid: Grid, size: Grid) -> Grid:
-    """Returns the number of rows and columns of windows that cover a grid."""
+    """Returns how many rows and columns of windows are needed to cover a grid."""
     rows, columns = ((length + side - 1) // side for length, side in zip(grid, size, strict=True))
     return rows, columns
 
@@ -102,7 +105,7 @@ def count_windows(grid: Grid, size: Grid) -> Grid:
 def make_window_mask(visible: Tensor, size: Grid, num_others: int) -> Tensor:
     """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens that each window attends to."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
-    if not num_others:  # padding-only windows attend to themselves, to avoid NaN
+    if not num_others:  # windows with only padding attend to themselves, to avoid NaN
         windows = windows | ~windows.any(dim=1, keepdim=True)
     return F.pad(windows, (num_others, 0), value=True)
 
@@ -118,7 +121,7 @@ def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int,
 
 
 def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
-    """Returns the rows and columns of an attention window; None if windows are disabled or one covers the grid."""
+    """Returns the rows and columns of an attention window, or None if no windows are needed to cover the grid."""
     if config.window_size is None:
         return None
     if is_symbolic(*grid):  # a program exported for any grid size always uses windows
@@ -128,18 +131,18 @@ def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
 
 
 def make_norm(config: HfViTConfig, size: int) -> nn.Module:
-    """Returns the norm `config.norm_type` over the last dimension, of width `size`."""
+    """Returns a norm of type `config.norm_type` over the last dimension, which has `size` elements."""
     norm = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
     return norm(size, eps=config.layer_norm_eps)
 
 
 def make_dropout(config: HfViTConfig) -> nn.Module:
-    """Returns the dropout after attention and MLP; for rate 0, an identity, which saves a few percent of time."""
+    """Returns the dropout layer after attention and MLP. For a rate of 0, it is an identity, which is faster."""
     return nn.Dropout(config.hidden_dropout_prob) if config.hidden_dropout_prob else nn.Identity()
 
 
 def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates queries or keys (B, n, L, d) by rotary cosine and sine, which must broadcast to (B, n, L, d)."""
+    """Rotates queries or keys (B, n, L, d) by rotary cosines and sines, which must broadcast to (B, n, L, d)."""
     cosine, sine = (table.to(states.dtype) for table in rotary)
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat((-second, first), dim=-1) * sine
@@ -156,15 +159,15 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention of states (B, n, L, d); returns the output (B, L, n, d) and the weights (B, n, L, L)."""
-    # The mask must broadcast to the weights. A bool mask is True for pairs that may attend; a float mask is added to
-    # the scores.
+    """Returns the attention output (B, L, n, d) and weights (B, n, L, L) of query, key and value (B, n, L, d)."""
+    # The mask must broadcast to the attention weights. A bool mask is True where a query may attend to a key. A float
+    # mask is added to the scores.
     scores = query * scaling @ key.transpose(2, 3)  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1).to(query.dtype)  # softmax of half precision uses float32 internally
+    weights = scores.softmax(dim=-1).to(query.dtype)  # softmax uses float32 internally for half precision
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
@@ -178,7 +181,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        self.is_causal = False  # read by the attention functions of transformers
+        self.is_causal = False  # the attention functions in transformers read this attribute
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
         has_split_bias = config.qkv_bias and not config.key_bias
@@ -226,7 +229,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
 
 
 def share_attention_implementation(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
-    """Makes `blocks` use the attention implementation of `config`, even if that changes later."""
+    """Makes `blocks` use the attention implementation of `config`, even if it is changed later."""
     for module in blocks.modules():
         if isinstance(module, HfViTAttention):
             module.config, module.is_causal = config, is_causal
@@ -248,7 +251,7 @@ class HfViTMLP(nn.Module):
 
 
 class HfViTGatedMLP(nn.Module):
-    """SwiGLU: a branch with an activation gates a linear branch (https://arxiv.org/abs/2002.05202)."""
+    """SwiGLU, an MLP in which a branch with an activation gates a linear branch (https://arxiv.org/abs/2002.05202)."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -290,7 +293,7 @@ class HfViTAttentionPooling(HfViTInitialized):
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))
         )  # (B, n, 1, d) and twice (B, n, L, d)
-        # Always SDPA: with one query per image, the attention implementation does not matter.
+        # SDPA is always used, because with one query per image, the attention implementation does not matter.
         allowed = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, L)
         pooled = F.scaled_dot_product_attention(query, key, value, allowed)  # (B, n, 1, d)
         pooled = self.projection(pooled.flatten(1))  # (B, D)
@@ -298,7 +301,7 @@ class HfViTAttentionPooling(HfViTInitialized):
 
 
 class HfViTLayerScale(HfViTInitialized):
-    """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
+    """Scales each channel of a residual branch by a learned factor (https://arxiv.org/abs/2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:
         super().__init__()
@@ -331,7 +334,7 @@ class HfViTDropPath(nn.Module):
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
     """Applies LayerScale and stochastic depth to a residual branch (B, L, D)."""
-    # Skip modules without effect: their calls take a tenth of the time that a block spends outside of arithmetic.
+    # Modules without effect are skipped, because calling them takes a tenth of the non-arithmetic time of a block.
     scaled = branch if layer_scale is None else layer_scale(branch)
     return drop_path(scaled) if drop_path.rate else scaled
 
@@ -346,7 +349,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
             value = config.layerscale_value
             return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
-        # The rate is a Python float: tensors have no values while transformers builds a model on the meta device.
+        # The rate is a Python float, because transformers builds models on the meta device, without tensor values.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
         self.norm1 = make_norm(config, config.hidden_size)
         self.attention = HfViTAttention(config)
@@ -398,17 +401,17 @@ class HfViTEncoder(nn.Module):
         stop: int | None = None,
         output_attentions: bool = False,
     ) -> Tensor:
-        """Runs the blocks from `start` to `stop`, exclusive.
+        """Runs the blocks from `start` to `stop` - 1.
 
         Args:
-            hidden_states: Tokens (B, L, D): prefix, patches, then queries if there are any.
-            rotary: Rotary cosine and sine of the prefix and the patches; queries are not rotated.
+            hidden_states: Tokens (B, L, D): prefix tokens, patch tokens and, if there are any, queries.
+            rotary: Rotary cosines and sines of prefix and patch tokens. Queries are not rotated.
             attention_mask: Mask in the format of the attention implementation.
             windows: Attention windows from `HfViTBlockRunner.masks`. They replace the mask in all blocks except
                 `config.global_attention_layers`. None means that every block attends to the whole image.
             start: Index of the first block.
-            stop: End of the range, as in a slice; None runs to the last block.
-            output_attentions: Whether to use eager attention, so that weights can be recorded.
+            stop: Index after the last block, as in a slice. None runs all blocks from `start`.
+            output_attentions: Whether to use eager attention, so that attention weights can be recorded.
 
         Returns:
             Tokens (B, L, D), without the final norm.

@@ -1,4 +1,4 @@
-"""Image geometry: resizing, center crop, padding with its mask, and crops of single objects.
+"""Image geometry: resizing, center crops, padding with a padding mask, and crops of single objects.
 
 Coordinates in object crops are continuous, with the center of pixel i at i, as in ViTPose and COCO keypoints. The
 bounds of a crop region are the centers of its outermost pixels. Points can thus be mapped between image, crop and
@@ -34,13 +34,13 @@ RESIZE_KEYS = (
     ("max_height", "max_width"),
 )
 EXACT_KEYS = RESIZE_KEYS[:1]
-# Roundings of the offset of a center crop with an odd margin. transformers rounds down; torchvision and timm round
-# halves to the nearest even number.
+# Rounding modes for the offset of a center crop with an odd margin. transformers rounds down; torchvision and timm
+# round halves to the nearest even number.
 CROP_ROUNDINGS = ("down", "half_to_even")
-# Roundings of height and width to a multiple of `ensure_multiple_of` pixels
+# Rounding modes for height and width, which become a multiple of `ensure_multiple_of` pixels
 MULTIPLE_ROUNDINGS = ("nearest", "down")
-# Size limit of resized images: about 5800 x 5800 pixels, 400 MB of float32 RGB. This is more than any ViT needs, and
-# small enough to allocate if `size` is mistyped.
+# Maximum number of pixels of a resized image: about 5800 x 5800 pixels, or 400 MB of float32 RGB. No ViT needs more,
+# and a mistyped `size` cannot exhaust the memory.
 MAX_OUTPUT_PIXELS = 2**25
 EDGE_TOLERANCE = 1e-3  # tolerance in pixels for rounding errors of coordinates at image borders
 
@@ -78,7 +78,7 @@ def to_size_dict(
 
 
 def height_and_width(size: Any) -> tuple[int, int]:
-    """Returns (height, width) of a `SizeDict` or dictionary with these two keys."""
+    """Returns (height, width) of a `SizeDict` or dictionary with the keys "height" and "width"."""
     return size["height"], size["width"]
 
 
@@ -96,8 +96,8 @@ def compute_resized_size(
     """Returns the height and width in pixels to which an image processor resizes an image.
 
     `size` is an exact height and width or a bound on the edges. With `keep_aspect_ratio` and an exact size, the image
-    is scaled to the height or the width, whichever changes it less. Both sides are then rounded to a positive
-    multiple of `ensure_multiple_of`, either to the nearest or down.
+    is scaled to the height or the width, whichever changes it less. Both sides are then rounded, to the nearest or
+    down, to a positive multiple of `ensure_multiple_of`.
 
     Raises:
         ValueError: If the result has more than `MAX_OUTPUT_PIXELS`, for example a thin image with "shortest_edge".
@@ -126,8 +126,8 @@ def _size_of_smaller_change(height: int, width: int, size: dict[str, int]) -> tu
 
 def _size_as_in_yolos(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
     """Computes the resized (height, width) of an image as in transformers' YOLOS, before rounding to multiples."""
-    # Unlike DETR, YOLOS also rescales portrait images that already have the right size: 864 pixels may become 863,
-    # which rounds down to 848.
+    # Unlike DETR, YOLOS also rescales portrait images that already have the right size. For example, 864 pixels may
+    # become 863, which is then rounded down to 848, a multiple of 16.
     is_bounded = {*size} == {"shortest_edge", "longest_edge"} and width < height
     if is_bounded and height / width * size["shortest_edge"] > size["longest_edge"]:
         short = size["longest_edge"] * width / height
@@ -167,7 +167,7 @@ def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "d
 
 
 def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
-    """Splits missing (or, if negative, surplus) pixels between both ends of a side.
+    """Splits a number of missing pixels (negative for surplus pixels) between both ends of a side.
 
     `rounding`, one of `CROP_ROUNDINGS`, decides on which end an odd surplus pixel is removed.
     """
@@ -201,7 +201,7 @@ def pad_batch(
     Returns:
         The batch (B, C, H, W), and a mask (B, h, w) that is True for patches with at least one pixel of the image.
     """
-    # Round up the number of patches: a partially filled patch belongs to the image.
+    # The number of patches is rounded up, because a partially filled patch belongs to the image.
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
     rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
     if pad_size is not None:
@@ -216,10 +216,10 @@ def pad_batch(
 
 
 def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
-    """Resizes a uint8 or float32 image (C, H, W) with any number of channels to (C, height, width) by PIL."""
+    """Uses PIL to resize a uint8 or float32 image (C, H, W) with any number of channels to (C, height, width)."""
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
-    # Resize channel by channel: PIL has no modes for many channels or float colors, and premultiplies alpha.
+    # Channels are resized one by one, because PIL premultiplies alpha and has no modes for many or float channels.
     channels = [_resize_array(channel.numpy(), height, width, resample) for channel in image]
     return torch.from_numpy(np.stack(channels))
 
@@ -257,20 +257,20 @@ def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, T
 
 
 def keypoints_to_crops(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Converts keypoints (N, K, 3) from image pixels to crop pixels; those outside the crop are set to zero."""
+    """Converts keypoints (N, K, 3) from image pixels to crop pixels; keypoints outside the crop are set to zero."""
     places = points_to_crops(keypoints[..., :2], regions.to(keypoints.device), size)
     return zero_keypoints_outside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
 
 
 def zero_keypoints_outside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
-    """Sets keypoints (..., 3) that are not labeled or outside a crop of `size` (height, width) to zero."""
+    """Sets keypoints (..., 3) to zero if they are unlabeled or outside a crop of `size` (height, width)."""
     places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
     is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
     return torch.where(is_left[..., None], keypoints, 0)
 
 
 def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
-    """Crops a region (4,) of an image (C, H, W), resized bilinearly to `size`, with black outside the image."""
+    """Crops a region (4,) of an image (C, H, W) and resizes it bilinearly; pixels outside the image are black."""
     left, top, right, bottom = region.tolist()
     columns, rows = (
         torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))

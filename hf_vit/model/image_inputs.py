@@ -1,4 +1,4 @@
-"""Loading of images of any kind as tensors, with checks and color conversion.
+"""Functions that load images of any kind as tensors, check them, and convert their colors.
 
 Both image processors and all training runs read images with these functions. The pixels are identical to those of
 transformers' pipelines, which open a file with PIL and call `.convert("RGB")`. Shapes: C channels, H W pixels.
@@ -27,7 +27,7 @@ if is_vision_available():
 
 
 logger = logging.get_logger(__name__)
-# Limits for the download of an image: total time in seconds, and size in bytes
+# Limits for the download of an image: total time in seconds and size in bytes
 DOWNLOAD_TIMEOUT, MAX_DOWNLOAD_BYTES = 30.0, 100 * 2**20
 EXIF_ORIENTATION = 0x0112
 # Maps PIL modes to torchcodec modes. In these modes, both libraries decode JPEG files to identical pixels.
@@ -66,13 +66,14 @@ def read_image(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> torch.Tensor:
-    """Reads one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
+    """Reads one image of any kind as a uint8 or float32 tensor (C, H, W) with `num_channels` channels.
 
     `image` is a path, http(s) URL, base64 string or data URL, the bytes of a file, a PIL image, or a NumPy array or
-    tensor (H, W), (C, H, W) or (H, W, C). Float values range from 0 to 255 (or 1 / `rescale_factor`) if `do_rescale`,
-    otherwise from 0 to 1 if `do_normalize`. `input_data_format` is inferred by default. `timeout` is the time limit
-    of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
-    animation is read, and alpha is dropped. If torchcodec is installed, it decodes JPEG, to the same pixels as PIL.
+    tensor (H, W), (C, H, W) or (H, W, C). Float values must range from 0 to 255 (or 1 / `rescale_factor`) if
+    `do_rescale` is set; otherwise, if `do_normalize` is set, from 0 to 1. `input_data_format` is inferred by default.
+    `timeout` is the time limit of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
+    animation is read, and alpha is dropped. If torchcodec is installed, it decodes JPEG files to the same pixels as
+    PIL.
 
     Raises:
         OSError: If the image cannot be opened or decoded.
@@ -85,7 +86,7 @@ def read_image(
         name = name_with_source(name, source)
         with _open_stream(source, name, timeout) as stream:
             image = _decode_fast(stream, name)
-        input_data_format = "channels_first"  # layout of the tensors of torchcodec
+        input_data_format = "channels_first"  # layout of tensors that torchcodec returns
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
@@ -112,7 +113,7 @@ def open_image(source: str | os.PathLike[str], name: str = "image", timeout: flo
 
     Raises:
         OSError: If the image cannot be opened or is damaged.
-        ValueError: If it has too many pixels or the data URL is malformed.
+        ValueError: If the image has too many pixels or the data URL is malformed.
     """
     name = name_with_source(name, source)
     with _open_stream(os.fspath(source), name, timeout) as stream:
@@ -120,7 +121,7 @@ def open_image(source: str | os.PathLike[str], name: str = "image", timeout: flo
 
 
 def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image":
-    """Decodes an image by torchcodec to a tensor (C, H, W) if possible, otherwise to a PIL image."""
+    """Decodes an image to a tensor (C, H, W) by torchcodec if it supports the image, otherwise to a PIL image."""
     image = _open_encoded(stream, name)
     decode = _torchcodec() if image.format == "JPEG" and image.mode in TORCHCODEC_MODES else None
     # Unlike torchcodec, PIL also reads the orientation from XMP metadata.
@@ -128,12 +129,12 @@ def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image
         return upright(image, name)
     check_pixel_count(image.height, image.width, name)
     stream.seek(0)
-    # Copy to a writable buffer: torch warns about read-only buffers, and suppressing the warning is not thread-safe.
+    # Copy the bytes, because torch warns about read-only buffers, and suppressing the warning is not thread-safe.
     data = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
     try:
         return decode(data, TORCHCODEC_MODES[image.mode])  # (C, H, W)
     except RuntimeError:
-        return upright(image, name)  # decodes the image, or raises PIL's more specific error
+        return upright(image, name)  # PIL decodes the image, or raises a more specific error than torchcodec
 
 
 @cache
@@ -162,7 +163,7 @@ def header(stream: BinaryIO, name: str) -> tuple[int, int, int]:
     has_exif = image.format != "PNG" or "exif" in image.info  # getexif() of a PNG without EXIF decodes the whole file
     exif = image.getexif() if has_exif else {}
     orientation = exif.get(EXIF_ORIENTATION, 1)
-    # PIL reports the size of a TIFF after applying its orientation, so read the tags ImageWidth (256) and ImageLength.
+    # PIL applies the orientation to the size of a TIFF file, so read the tags ImageWidth (256) and ImageLength (257).
     width, height = (exif[256], exif[257]) if image.format == "TIFF" else image.size
     return width, height, orientation if orientation in range(2, 9) else 1
 
@@ -174,7 +175,7 @@ def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":
         raise ValueError(
             f"{name} is too large: {error} Increase PIL.Image.MAX_IMAGE_PIXELS if you trust the file."
         ) from error
-    except PIL.UnidentifiedImageError as error:  # its message contains only the memory address of the stream
+    except PIL.UnidentifiedImageError as error:  # the message of PIL contains only the memory address of the stream
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged.") from error
     except Exception as error:  # PIL plugins raise various errors for damaged headers
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
@@ -204,12 +205,12 @@ def check_pixel_count(height: int, width: int, name: str) -> None:
 
 
 def is_pil(image: Any) -> bool:
-    """Returns whether `image` is a PIL image; false if PIL is not installed."""
+    """Returns whether `image` is a PIL image; returns False if PIL is not installed."""
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
 def name_with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -> str:
-    """Appends the path or URL of an image to its name, for error messages; bytes leave the name unchanged."""
+    """Appends the path or URL of an image to its name, for error messages; for bytes, returns only the name."""
     if isinstance(source, bytes | bytearray):
         return name
     text = os.fspath(source)
@@ -242,7 +243,7 @@ def download(url: str, timeout: float | None = None) -> bytes:
     # Some servers reject requests without a User-Agent.
     request = urllib.request.Request(url, headers={"User-Agent": "hf_vit"})
     with urllib.request.build_opener(_WebRedirects).open(request, timeout=timeout) as response:
-        while part := response.read1(2**16):  # `read` would block until all bytes have arrived, beyond the time limit
+        while part := response.read1(2**16):  # `read` could exceed the time limit, because it waits for all bytes
             parts.append(part)
             size += len(part)
             if size > MAX_DOWNLOAD_BYTES:
@@ -272,7 +273,7 @@ def _open_stream(source: str | bytes | bytearray, name: str, timeout: float | No
             ) from error
     try:
         return open(source, "rb")
-    except (OSError, ValueError) as error:  # also raised if the source is a base64 string instead of a path
+    except (OSError, ValueError) as error:  # errors also occur if the source is a base64 string instead of a path
         if (image := _image_in_base64(source)) is not None:
             return BytesIO(image)
         if not isinstance(error, FileNotFoundError):
@@ -318,7 +319,7 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
 
 
 def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
-    # Palette and 1-bit images are always converted: these modes are storage formats, not color spaces.
+    # Palette and 1-bit images are always converted, because their modes are storage formats and not color spaces.
     if image.mode not in ("1", "P", "PA") and do_convert_rgb is False:
         return str(image.mode)
     if do_convert_rgb is not False and num_channels in (1, 3):
@@ -331,7 +332,7 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
 
 
 def check_bits(image: "PIL.Image.Image", name: str) -> None:
-    """Raises `ValueError` if a PIL image has values that do not fit into 8 bits: conversion would clip them."""
+    """Raises `ValueError` if a PIL image has values beyond 8 bits, because conversion would clip these values."""
     if not _may_exceed_8_bits(image):
         return
     values = np.array(image)
@@ -393,7 +394,7 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
 
 
 def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
-    """Converts pixels of any supported dtype to uint8, or float32 for floats."""
+    """Converts floating-point pixels to float32, and pixels of other dtypes to uint8."""
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.dtype == torch.bool:
@@ -419,7 +420,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_scale(pixels: torch.Tensor, name: str, white: float) -> None:
-    """Raises `ValueError` for float pixels outside [0, `white`]; warns if pixels seem to be rescaled already."""
+    """Raises `ValueError` for float pixels outside [0, `white`]; warns if the pixels seem to be rescaled already."""
     low, high = (float(value) for value in torch.aminmax(pixels))
     margin = white / 1000  # tolerance for rounding errors of pixel values
     if low < -margin or high > white + margin:

@@ -59,8 +59,8 @@ from .task_object_detection import class_scores_of
 OBJECTS = ("boxes", "annotations")  # object detection targets
 Images = list[torch.Tensor]  # (C, H_i, W_i) each
 Sizes = list[tuple[int, int]]  # (Height, width) of each image.
-# Class that loads a saved image processor, for each backend. Without this mapping, transformers would record the class
-# of the saved object for both backends.
+# For each backend, the class that loads a saved image processor. Without this mapping, transformers would record the
+# class of the saved object for both backends.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {
         "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
@@ -106,15 +106,15 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         size: Exact size in pixels as {"height", "width"} or an int for a square. To keep the aspect ratio, use
             {"shortest_edge"}, {"longest_edge"}, both of these, or {"max_height", "max_width"}.
         resample: PIL resampling filter, with antialiasing.
-        ensure_multiple_of: Number of pixels; the resized height and width are rounded to multiples of it.
-        multiple_rounding: Rounding for `ensure_multiple_of`: "nearest", or "down" as in transformers' YOLOS.
+        ensure_multiple_of: Number of pixels of which the resized height and width are rounded to multiples.
+        multiple_rounding: Rounding to multiples of `ensure_multiple_of`: "nearest", or "down" as in YOLOS.
         keep_aspect_ratio: Whether to keep the aspect ratio with {"height", "width"}: the image is scaled to the height
             or the width, whichever changes it less, as in transformers' DPT. Other forms of `size` always keep it.
         do_center_crop: Whether to crop the center after resizing.
         crop_size: Size of the center crop as {"height", "width"}.
         crop_rounding: Rounding of the offset of the center crop if the margin is odd: "down" as in transformers, or
             "half_to_even" as in torchvision and timm.
-        do_rescale: Whether to multiply pixels by `rescale_factor`. If so, float arrays must have values from 0 to
+        do_rescale: Whether to multiply pixels by `rescale_factor`. If `True`, float arrays must have values from 0 to
             255, otherwise from 0 to 1. Any floats are accepted if both `do_rescale` and `do_normalize` are `False`.
         rescale_factor: Factor for pixels; 1/255 scales them to [0, 1].
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
@@ -127,8 +127,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             `pad_size` before normalization, as in transformers' EoMT, for models that were trained with visible
             padding. It is always `False` if `pad_size` is given without `ensure_multiple_of`.
         pad_size: Size of padded images as {"height", "width"}.
-        do_reduce_labels: Whether 0 is the background in segmentation maps: 0 becomes 255, which is ignored, and all
-            other class indices, or values of `instance_id_to_semantic_id`, are decremented by one.
+        do_reduce_labels: Whether class 0 of segmentation maps is the background. If `True`, 0 becomes 255, which is
+            ignored, and other class indices (or values of `instance_id_to_semantic_id`) are decremented by one.
         label_ids_to_fuse: Classes (sky, road, ...) that `post_process_panoptic_segmentation` merges into one segment
             per image by default.
         nms_threshold: IoU above which `post_process_object_detection` by default removes the box with the lower score
@@ -165,8 +165,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     do_affine_crop = False
     box_padding = 1.25
 
-    # Converts the options of another image processor, given its model type. The package sets this function; it is None
-    # if this file is loaded as remote code without the package.
+    # Function that converts the options of other image processors, given their model type. The package sets it. It is
+    # None if this file is loaded as remote code without the package.
     _converter: ClassVar[Callable[[dict[str, Any], str], dict[str, Any]] | None] = None
 
     @classmethod
@@ -192,7 +192,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def get_image_processor_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Loads the options in a folder or repository for `from_pretrained`, and returns them with unused arguments.
+        """Returns the image processor options in a folder or repository, and the unused arguments.
 
         Files of transformers' image processors and timm's config.json are converted to the options of this class. If a
         file does not name its image processor, the `model_type` in config.json in the same folder decides; the default
@@ -200,8 +200,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
         Raises:
             OSError: If there is no file with image processor options, or a file with weights is given.
-            ValueError: If the image processor is unknown or not supported, or `hf_vit`, which converts its options, is
-                not installed.
+            ValueError: If the image processor is unknown or not supported, or if its options must be converted and
+                the `hf_vit` package is not installed.
         """
         read, name = super().get_image_processor_dict, pretrained_model_name_or_path
         if os.path.isfile(name) and Path(name).suffix != ".json":
@@ -233,10 +233,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return {**super().to_dict(), "auto_map": copy.deepcopy(IMAGE_PROCESSOR_AUTO_MAP)}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Saves preprocessor_config.json and the code of its class, and returns the paths of the configuration."""
+        """Saves preprocessor_config.json and the code of this class, and returns the paths of the saved options."""
         copy_code(save_directory)
         files = super().save_pretrained(save_directory)
-        if push_to_hub:  # transformers would upload only the files that it writes, without the code
+        if push_to_hub:  # upload here, because transformers would omit the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files
 
@@ -268,8 +268,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             instance_id_to_semantic_id: Class of each segment id, if `segmentation_maps` contain segment ids: one
                 dictionary, or one per image. The resulting labels are `mask_labels` and `class_labels`.
             annotations: `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` per image, in
-                pixels, as in COCO and transformers' DETR. `category_id` is the class index, `image_id` of an image and
-                `area` of an object are optional. Crowds are ignored.
+                pixels, as in COCO and in DETR. `category_id` is the class index. `image_id` of an image and `area` of
+                an object are optional. Crowds are ignored.
             boxes: Boxes (N, 4) as left, top, right, bottom in pixels for each image, with `class_labels`.
             object_boxes: Boxes (N, 4) to crop from each image if `do_affine_crop`; `None` crops the whole image.
             keypoints: Keypoints (N, K, 3) of the object boxes of each image: x and y in pixels, with the center of
@@ -279,14 +279,15 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 becomes their number.
 
         Returns:
-            `pixel_values` (B, C, h, w), `patch_attention_mask` if `do_pad` and labels; lists without `return_tensors`.
+            `pixel_values` (B, C, h, w), `patch_attention_mask` if `do_pad`, and labels. The values are lists unless
+            `return_tensors` is given.
 
             - Segmentation maps: `labels` (B, h, w) int64, with 255 outside the image.
             - Depth maps: `labels` (B, h, w) float32, with 0 for invalid pixels and outside the image.
             - Masks: `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 per image, without empty masks.
             - Boxes: `labels` per image with `class_labels` (N,) int64 and `boxes` (N, 4) float32 as center x, center
-              y, width and height relative to the image without padding, without objects outside the crop.
-            - Annotations: labels as described for `describe_annotations`.
+              y, width and height relative to the image without padding. Objects outside the crop are removed.
+            - Annotations: the `labels` of `describe_annotations`.
             - With `do_affine_crop`: `pixel_values` (sum of N, C, h, w), and for keypoints `labels` (sum of N, K, 3) in
               crop pixels, which are zero for keypoints that are not labeled or outside the crop.
 
@@ -320,7 +321,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
     def call_options(self, **kwargs: Any) -> dict[str, Any]:
-        """Returns the checked options of a call, as a dictionary that `read_pixels` and other methods accept."""
+        """Checks the options of a call and returns them as a dictionary for `read_pixels` and other methods."""
         validate_typed_dict(self.valid_kwargs, kwargs)
         own = {name: getattr(self, name, None) for name in self._valid_kwargs_names}
         options = self._standardize_kwargs(**{**own, **channels_given(**kwargs), **kwargs})
@@ -330,8 +331,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def read_pixels(self, image: Any, options: dict[str, Any], timeout: float | None = None) -> torch.Tensor:
         """Reads one image of any kind as a uint8 or float32 tensor (C, H, W); raises the errors of `preprocess`.
 
-        A call can be split into `read_pixels`, `to_model_size` and `finish_batch`, to read images in threads and
-        process them in batches. `options` come from `call_options`; `timeout` limits a download, in seconds.
+        Use `read_pixels`, `to_model_size` and `finish_batch` instead of `preprocess` to read images in threads and
+        process them in batches. `call_options` returns `options`. `timeout` limits downloads, in seconds.
         """
         return read_image(image, "the image", timeout=timeout, **_reading_options(options))
 
@@ -340,8 +341,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     ) -> Images:
         """Resizes and crops an image (C, H, W) to the size of the model input, without changing its dtype.
 
-        Returns a list with one image (C, h, w). If `do_affine_crop`, the list contains one crop for each of
-        `object_boxes` (N, 4), or one of the whole image without boxes.
+        Returns a list with one image (C, h, w). If `do_affine_crop` is set, the list contains one crop for each of
+        `object_boxes` (N, 4), or one crop of the whole image if there are no boxes.
         """
         if not options["do_affine_crop"]:
             _refuse_boxes(object_boxes)
@@ -351,7 +352,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return [crop_region(image, region, size) for region in crop_regions(boxes.cpu(), size, options["box_padding"])]
 
     def finish_batch(self, images: Images, options: dict[str, Any], device: Any = None) -> BatchFeature:
-        """Returns `pixel_values`, and `patch_attention_mask` if `do_pad`, of images (C, h, w) of the same size.
+        """Converts images (C, h, w) of equal size to `pixel_values` and, if `do_pad` is set, `patch_attention_mask`.
 
         Images are moved to the device before they are converted to float32, rescaled, normalized and padded.
         """
@@ -384,7 +385,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
         }
         if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
-            options["hide_padding"] = False  # padding can be hidden only if the patch size is known
+            options["hide_padding"] = False  # hiding padding requires the patch size
         for name in ("ensure_multiple_of", "label_ids_to_fuse"):
             if isinstance(options[name], list):
                 options[name] = tuple(options[name])
@@ -475,14 +476,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         crops = [
             crop_region(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own
         ]
-        # Without any object, preprocess one dummy crop, so that the empty result has the right shape and dtype.
+        # If there are no objects, preprocess one dummy crop, so that the empty result has the right shape and dtype.
         inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
         features = self._preprocess(inputs, **kwargs | {"do_resize": False})
         features["pixel_values"] = features["pixel_values"][: len(crops)]
         return BatchFeature({**features, **self._to_batch_feature(labels, kwargs["return_tensors"])})
 
     def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
-        """Stacks label maps, which have the same shape; masks remain a list, because their number varies by image."""
+        """Stacks label maps of equal shape. Masks remain a list, because images have different numbers of masks."""
         if return_tensors is None:
             return self._to_batch_feature({name: values}, None)[name]
         if name == "labels":
@@ -530,7 +531,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             patch = to_pair(options["ensure_multiple_of"])
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
-            # Stack 8-bit images before the conversion to float32, which needs four times the memory.
+            # Stack 8-bit images before converting them to float32, because float32 needs four times the memory.
             data["pixel_values"] = _normalize(torch.stack(images), **options)  # (B, C, H, W)
         elif return_tensors is None:
             data["pixel_values"] = [_normalize(image.contiguous(), **options) for image in images]
@@ -564,13 +565,13 @@ def _refuse_boxes(object_boxes: Any) -> None:
 
 
 def _reading_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options that `read_image` takes."""
+    """Selects the options that `read_image` accepts."""
     names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
     return {name: options[name] for name in (*names, "rescale_factor") if name in options}
 
 
 def _is_ours(options: dict[str, Any]) -> bool:
-    """Returns whether options were saved by an image processor of this package or by a subclass of one."""
+    """Returns whether options were saved by an image processor of this package or by a subclass of it."""
     kind = str(options.get("image_processor_type"))
     return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
 
@@ -582,7 +583,7 @@ def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
-    """Returns `model_type` from config.json in a folder or repository, or next to a file; the default is "vit"."""
+    """Returns `model_type` from the config.json in a folder or repository, or next to a file; by default "vit"."""
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
     file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
@@ -612,7 +613,7 @@ def _normalize(
 def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
     """Returns `num_channels` for a call with 2, 4 or more values in both `image_mean` and `image_std`.
 
-    Otherwise returns an empty dictionary: images can be converted to 1 or 3 channels, so the option still applies.
+    Otherwise, returns an empty dictionary, because images can be converted to the configured number of channels.
     """
     if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
         return {}

@@ -16,8 +16,8 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
     """Image processor that uses torchvision. `HfViTImageProcessorBase` describes the options.
 
     Resized 8-bit pixels differ from those of the PIL image processor by at most one gray level. The exception is
-    bicubic resizing on a GPU, where about 4 in 10,000 pixels of a photo, at sharp edges, differ by more, because PIL
-    clips values between the horizontal and the vertical pass.
+    bicubic resizing on a GPU: about 4 in 10,000 pixels of a photo, at sharp edges, differ by more, because PIL clips
+    values between the horizontal and the vertical pass.
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
@@ -28,7 +28,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
         super().__init__(**kwargs)
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
-        """Resizes images of the same shape together on a GPU, and one by one on a CPU, where this is faster."""
+        """Resizes images of equal shape together on a GPU, but one by one on a CPU, where this is faster."""
         is_mixed = len({image.dtype for image in images}) > 1  # stacking would convert all images to float
         groups, places = group_images_by_shape(images, disable_grouping=is_mixed or options["disable_grouping"])
         targets = {places[index][0]: size for index, size in enumerate(sizes)}  # equal for all images of a group
@@ -38,7 +38,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
-        """Resizes images (B, C, H, W) by torchvision if the result is close enough to that of PIL, else by PIL."""
+        """Resizes images (B, C, H, W) by torchvision if the result is close to that of PIL, otherwise by PIL."""
         is_shrunk = height <= images.shape[-2] and width <= images.shape[-1]
         is_exact = resample == PILImageResampling.BILINEAR and is_shrunk
         is_on_gpu = images.device.type != "cpu"

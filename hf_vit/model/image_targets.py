@@ -1,4 +1,4 @@
-"""Conversion of training targets (segmentation maps, depth maps, masks, boxes, keypoints) to tensors.
+"""Functions that convert training targets (segmentation maps, depth maps, masks, boxes, keypoints) to tensors.
 
 Shapes: B batch, H W pixels of an image, h w pixels of the model input, M masks or remaining boxes, N objects, K
 keypoints.
@@ -39,8 +39,8 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     """Converts the targets of all images to tensors and checks them against the image sizes (height, width).
 
     Returns a dictionary of lists with one entry per image: int64 `segmentation_maps` (H, W), float32 `depth_maps`
-    (H, W) with 0 for invalid pixels, or bool `mask_labels` (M, H, W) with int64 `class_labels` (M,). If given,
-    `instance_id_to_semantic_id` is included.
+    (H, W) with 0 for invalid pixels, or bool `mask_labels` (M, H, W) with int64 `class_labels` (M,). If the targets
+    contain `instance_id_to_semantic_id`, the result contains it too.
     """
     kind = target_kind(targets)
     values = _targets_as_list(targets[kind], kind)
@@ -70,7 +70,7 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
 
 
 def transform_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
-    """Resizes, crops and pads a target (..., H, W) in the same way as its image, given image processor options.
+    """Resizes, crops and pads a target (..., H, W) in the same way as the image, given image processor options.
 
     `fill` is the value of pixels outside the image. `canvas` is the size in pixels to which the batch is padded, or
     None without padding.
@@ -88,10 +88,10 @@ def transform_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | N
 def encode_targets(
     targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
 ) -> dict[str, list[Tensor]]:
-    """Converts targets to model labels, with one entry per image, after resizing, cropping and padding by `place`.
+    """Resizes, crops and pads targets by the function `place` and converts them to labels, one entry per image.
 
     Returns `labels` (h, w), or float32 `mask_labels` (M, h, w) and `class_labels` (M,) without empty masks.
-    `place(target, fill)` applies the geometry of the image, with `fill` outside the image.
+    `place(target, fill)` transforms a target in the same way as the image, with the value `fill` outside the image.
     """
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
@@ -113,7 +113,7 @@ def encode_targets(
 
 
 def target_kind(targets: dict[str, Any]) -> str:
-    """Returns the kind of the given targets, one of `KINDS`, or "" if there are none; `ValueError` on conflicts."""
+    """Returns the kind of targets, one of `KINDS`, or "" without targets; raises `ValueError` for several kinds."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one kind. Pass one of them.")
@@ -217,7 +217,7 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     """Converts `count` class indices to an int64 tensor (count,) and checks that they are integers of at least 0.
 
-    For error messages, `name` names the class indices, and `of` names the masks or boxes to which they belong.
+    In error messages, `name` stands for the class indices, and `of` for the masks or boxes that they belong to.
     """
     try:
         numbers = torch.as_tensor(classes)
@@ -259,7 +259,7 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
 
 
 def _to_floats(values: Any, name: str, form: str) -> Tensor:
-    """Converts an array, a tensor or nested lists to a float32 tensor; errors describe the expected `form`."""
+    """Converts an array, tensor or nested lists to a float32 tensor; `form` is the expected form in error messages."""
     try:
         numbers = torch.as_tensor(np.asarray(values, dtype=np.float32) if isinstance(values, list | tuple) else values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -379,7 +379,7 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
                 f"{place} has the bbox {box}, but must be [left, top, width, height] in pixels, with no negative size."
             )
         boxes.append([box[0], box[1], box[0] + box[2], box[1] + box[3]])
-        try:  # some augmentations store the class in the box array and thus return it as a float
+        try:  # classes may be floats, because some augmentations store them in the box array
             classes.append(int(number) if isinstance(number, float) and number.is_integer() else index_of(number))
         except TypeError as error:
             raise TypeError(f"{place} has the category_id {number!r}, but class indices are integers.") from error
@@ -388,7 +388,7 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def visible_window(height: int, width: int, **options: Any) -> Box:
-    """Returns the window of an image that the model sees: left, top, right and bottom relative to the image size.
+    """Returns the window of an image that the model input covers: left, top, right and bottom, relative to the image.
 
     The whole image is (0, 0, 1, 1). A center crop makes the window smaller, or larger if the crop exceeds the image.
     Padding that is hidden from the model is excluded, except in patches that the image fills partially.
@@ -410,10 +410,10 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
-    """Clips boxes (N, 4) in pixels to the window of the image that the model sees, and makes them relative to it.
+    """Clips boxes (N, 4) in pixels to the window of the image that the model input covers; see `visible_window`.
 
-    Returns the boxes (M, 4) that overlap the window, as center x, center y, width and height relative to it, and a
-    mask (N,) that is True for these boxes. `size` is the height and width of the image.
+    Returns the boxes (M, 4) that overlap the window, as center x, center y, width and height relative to the window,
+    and a mask (N,) that is True for these boxes. `size` is the height and width of the image.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
@@ -457,14 +457,14 @@ def describe_annotations(
     inputs: list[tuple[int, ...]],
     **options: Any,
 ) -> list[dict[str, Tensor]]:
-    """Returns the labels of each image: the entries of transformers' DETR, and additionally `window`.
+    """Returns the labels of each image, with the same entries as in DETR in transformers, and additionally `window`.
 
-    - `class_labels` (M,), and `boxes` (M, 4) relative to the whole image, even if the model sees only a part of it.
+    - `class_labels` (M,), and `boxes` (M, 4) relative to the whole image, even if the model input covers only a part.
     - `area` (M,) in pixels of the resized image, and `iscrowd` (M,), which is always 0.
     - `orig_size` and `size` (2,): height and width of the image, and of the model input.
     - `image_id` (1,), if the annotations of all images have one.
-    - `window` (4,): part of the image that the model sees, as left, top, right and bottom relative to the image.
-      `HfViTForObjectDetection` uses it to convert boxes to ones relative to this part.
+    - `window` (4,): part of the image that the model input covers, as left, top, right and bottom relative to the
+      image. `HfViTForObjectDetection` converts boxes to coordinates relative to this window.
 
     `inputs` are (height, width) of the model inputs; the other arguments are those of `encode_objects`.
     """

@@ -1,4 +1,4 @@
-"""Layers shared by several heads, and their initialization.
+"""Layers that several heads share, and the initialization of these layers.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D hidden size, K
 classes, s upsampling factor of a head from the patch grid to its output.
@@ -17,14 +17,14 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from .shared import run_unpadded, sum_over_processes, to_float32_or_higher
 
 
-# Initial logit of each class, for a probability of 0.01, because most queries do not match an object (RetinaNet,
-# https://arxiv.org/abs/1708.02002)
+# Initial logit of each class. It gives a probability of 0.01, because most queries do not match an object (RetinaNet,
+# https://arxiv.org/abs/1708.02002).
 PRIOR_BIAS = math.log(0.01 / 0.99)
 
 
-# Subclasses must have parameters: transformers does not initialize remote-code modules that have none.
+# Subclasses must have parameters, because transformers does not initialize remote-code modules without parameters.
 class HfViTInitialized(nn.Module):
-    """Base class of layers that initialize their own weights; other layers are initialized according to their type."""
+    """Base class of layers that initialize their own weights. Other layers are initialized according to their type."""
 
     def initialize(self, std: float) -> None:
         """Initializes the weights of this layer, but not of its submodules.
@@ -40,8 +40,8 @@ class HfViTInitialized(nn.Module):
 class HfViTRecorded(nn.Module):
     """Base class of modules whose outputs transformers records with forward hooks.
 
-    The hooks are local functions, which cannot be pickled, so pickling drops them. `HfViTPreTrainedModel` installs
-    them again.
+    The hooks are local functions, which cannot be pickled, so they are removed before pickling.
+    `HfViTPreTrainedModel` installs them again.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class HfViTRecorded(nn.Module):
 
 
 class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
-    """A convolution of a head, initialized by fan-in (He, https://arxiv.org/abs/1502.01852)."""
+    """Convolution of a head, with initial weights scaled by fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
     initial_gain = 1.0  # Factor by which the fan-in limit of the initial weights is multiplied.
@@ -67,13 +67,13 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps (B, C, H, W) to (B, C', H', W')."""
-        # DDP expects gradients with the strides of the weight. This view ensures it for any memory format of inputs.
+        # DDP expects gradients to have the strides of the weight. This view ensures it for all memory formats.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)
 
 
 class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
-    """A transposed convolution of a head, initialized by fan-in (He)."""
+    """Transposed convolution of a head, with initial weights scaled by fan-in (He)."""
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly. Fan-in counts only the kernel elements that contribute to one output pixel."""
@@ -84,7 +84,7 @@ class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
 
 
 class HfViTHeadLinear(HfViTInitialized, nn.Linear):
-    """A linear layer of a decoder, initialized by fan-in and fan-out (Glorot)."""
+    """Linear layer of a decoder, with initial weights scaled by fan-in and fan-out (Glorot)."""
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly (Glorot) and sets the bias to zero."""
@@ -93,7 +93,7 @@ class HfViTHeadLinear(HfViTInitialized, nn.Linear):
 
 
 class HfViTPredictor(HfViTInitialized, nn.Linear):
-    """The last layer of a head, with a given initial bias and, if `starts_at_zero`, initial weights of zero."""
+    """Last layer of a head, with a given initial bias. If `starts_at_zero`, the initial weights are zero."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
         super().__init__(size, out_size)
@@ -116,7 +116,7 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 
     def append_to(self, hidden_states: Tensor) -> Tensor:
         """Appends the queries to tokens (B, P + N, D) and returns (B, P + N + Q, D)."""
-        # Call the module instead of reading `weight`, which accelerate may have offloaded to disk.
+        # Call the module instead of reading `weight`, because accelerate may have offloaded the weight to disk.
         queries = self(torch.arange(self.num_embeddings, device=hidden_states.device))
         queries = queries.to(hidden_states.device).expand(hidden_states.shape[0], -1, -1)
         return torch.cat((hidden_states, queries), dim=1)
@@ -125,7 +125,7 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 class HfViTPredictionHead(nn.Module):
     """An MLP with ReLU that computes `out_size` predictions from queries of width `size`."""
 
-    # `start` contains arguments of the last layer: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
+    # `start` contains arguments of the last layer, a `HfViTPredictor`: `initial_bias` and `starts_at_zero`.
 
     def __init__(self, size: int, out_size: int, num_layers: int = 3, **start: Any) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ class HfViTInstanceNorm2d(nn.GroupNorm):
 class HfViTBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the patches of all processes, excluding padding."""
 
-    # Replaces the synchronized batch norm of torch, which works only on GPUs and does not exclude padding. Several
-    # processes get the same gradients as one process with the whole batch. Accumulated batches are normalized
+    # This class replaces the synchronized batch norm of torch, which works only on GPUs and does not exclude padding.
+    # Several processes get the same gradients as one process with the whole batch. Accumulated batches are normalized
     # separately.
 
     running_mean: Tensor
@@ -199,17 +199,17 @@ def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2
 
 
 class HfViTFanInLinear(HfViTInitialized, nn.Linear):
-    """A linear layer with initial weights that preserve the standard deviation, ignoring `initializer_range`."""
+    """Linear layer whose initial weights preserve the standard deviation of features, for any `initializer_range`."""
 
     def initialize(self, std: float) -> None:
-        """Draws weights by fan-in (LeCun) and sets the bias to zero."""
+        """Draws weights scaled by fan-in (LeCun) and sets the bias to zero."""
         init.trunc_normal_(self.weight, mean=0.0, std=self.in_features**-0.5)
         if self.bias is not None:
             init.zeros_(self.bias)
 
 
 class HfViTNamedHead(nn.Module):
-    """Stores a head under the name of its type, so that weights are never loaded into a head of another type."""
+    """Stores a head under the name of its type, so that weights are never loaded into a head of a different type."""
 
     def __init__(self, name: str, decoder: nn.Module) -> None:
         super().__init__()

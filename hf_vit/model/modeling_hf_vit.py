@@ -41,7 +41,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_images(pixel_values: Tensor | None) -> Tensor:
-    """Returns the images; raises `ValueError` if they are missing, and `TypeError` if they are not a tensor."""
+    """Returns the images; raises `ValueError` if images are missing, and `TypeError` if they are not a tensor."""
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
@@ -52,7 +52,7 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 def select_hidden_states(
     states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]
 ) -> tuple[Tensor | None, ...] | None:
-    """Returns all hidden states, with those that `output_hidden_states` does not select replaced by None."""
+    """Returns all hidden states, replacing those that `output_hidden_states` does not select by None."""
     # `wanted` is a flag or a list of indices, which may be negative, as in transformers 5.23 and later.
     if not wanted or wanted is True:
         return states if wanted else None
@@ -63,7 +63,7 @@ def select_hidden_states(
 
 
 def make_pooler(in_size: int, out_size: int) -> nn.Module:
-    """Returns the pooler of BERT, a linear layer followed by tanh."""
+    """Returns a pooler as in BERT: a linear layer followed by tanh."""
     return nn.Sequential(OrderedDict(dense=nn.Linear(in_size, out_size), activation=nn.Tanh()))
 
 
@@ -90,7 +90,7 @@ class HfViTModel(HfViTPreTrainedModel):
         has_pooler = add_pooling_layer and config.use_pooler
         self.pooler = make_pooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
-        # Recording hooks are installed here, because torch.compile cannot trace their installation in a forward call.
+        # Install recording hooks here, because torch.compile cannot trace their installation in a forward call.
         maybe_install_capturing_hooks(self)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -108,8 +108,8 @@ class HfViTModel(HfViTPreTrainedModel):
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             bool_masked_pos: (B, N) bool, True for patches that the mask token replaces.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Reading its values
-                breaks the graph of `torch.compile`: do not set `fullgraph=True`.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The model reads the
+                values of the mask, which breaks the graph of `torch.compile`, so do not set `fullgraph=True`.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             kept_patches: (B, K) int64, indices (row by row from 0) of the patches that the blocks process; the other
                 patches are dropped, so that N becomes K (PatchDropout, https://arxiv.org/abs/2208.07220).
@@ -155,7 +155,7 @@ class HfViTModel(HfViTPreTrainedModel):
                 parts.append(patches.mean(dim=1))
             else:
                 real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
-                # Summed in float32, because half precision overflows in sums over a thousand patches.
+                # Compute the sum in float32, because half precision overflows in sums over a thousand patches.
                 total = to_float32_or_higher(torch.where(real, patches, 0)).sum(dim=1)
                 parts.append((total / real.sum(dim=1)).to(patches.dtype))
         if self.attention_pooling is not None:
@@ -167,7 +167,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return pooled if self.pooler is None else self.pooler(pooled)
 
     def get_classifier(self) -> nn.Module:
-        """Returns an identity, because this model pools images but does not classify them."""
+        """Returns an identity, because this model has no classifier."""
         return nn.Identity()
 
     def start_blocks(
@@ -177,7 +177,7 @@ class HfViTModel(HfViTPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Returns the input (B, P + N, D) of the first block, and a runner with which a head can run the blocks.
+        """Returns the input (B, P + N, D) of the first block, and a `HfViTBlockRunner` for the blocks.
 
         `kwargs` may contain `output_attentions`, as in `forward`.
         """
@@ -198,7 +198,7 @@ class HfViTBlockRunner:
     output_attentions: bool
 
     def append_queries(self, hidden_states: Tensor, queries: HfViTQueries, num_blocks: int) -> tuple[Tensor, int]:
-        """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D) and appends the queries.
+        """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D), then appends the queries.
 
         Returns the tokens (B, P + N + Q, D) and the index of the first remaining block.
         """
@@ -206,15 +206,15 @@ class HfViTBlockRunner:
         return queries.append_to(self.run(hidden_states, stop=start, **self.masks(hidden_states))), start
 
     def select_patches(self, hidden_states: Tensor, kept_patches: Tensor) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), with their positions.
+        """Selects prefix tokens and the patches with indices `kept_patches` (B, K) from tokens (B, P + N, D).
 
-        Returns the tokens (B, P + K, D) and a runner for them.
+        Returns the selected tokens (B, P + K, D) and a runner with the rotary positions and mask of these tokens.
 
         Raises:
             ValueError: if `kept_patches` has the wrong shape, or the model has window attention.
         """
         config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
-        batch = hidden_states.shape[0]  # `len` would make the batch size a constant in a traced program
+        batch = hidden_states.shape[0]  # `len` would make the batch size a constant in traced programs
         if config.window_size is not None:
             raise ValueError(
                 f"kept_patches leaves holes in the patch grid, which window_size={config.window_size} does not "
@@ -234,7 +234,7 @@ class HfViTBlockRunner:
         return keep(hidden_states[:, None])[:, 0], replace(self, rotary=rotary, patch_attention_mask=visible)
 
     def visible_tokens(self, hidden_states: Tensor) -> Tensor | None:
-        """Returns a mask (B, L) of tokens (B, L, D), including queries, False for padding; None without padding."""
+        """Returns a mask (B, L) that is False for padding in tokens (B, L, D) with queries; None without padding."""
         if self.patch_attention_mask is None:
             return None
         visible = self.patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -245,7 +245,7 @@ class HfViTBlockRunner:
     def attention_mask(self, hidden_states: Tensor) -> Any:
         """Returns the padding mask of tokens (B, L, D), including queries at the end; None without padding.
 
-        The mask has the format of the attention implementation. With `output_attentions`, this is eager attention.
+        The mask has the format of the attention implementation, which is eager attention with `output_attentions`.
         """
         visible = self.visible_tokens(hidden_states)
         if visible is None or self.output_attentions:
@@ -253,12 +253,12 @@ class HfViTBlockRunner:
         return create_bidirectional_mask(self.model.config, inputs_embeds=hidden_states, attention_mask=visible)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
-        """Returns mask arguments of `run` for tokens (B, L, D): the attention mask, and the attention windows."""
+        """Returns the arguments `attention_mask` and `windows` of `run` for tokens (B, L, D)."""
         mask = self.attention_mask(hidden_states)
         return {"attention_mask": mask, "windows": self._windows(hidden_states, mask)}
 
     def _windows(self, hidden_states: Tensor, attention_mask: Any) -> Windows | Tensor | None:
-        """Returns the windows for blocks with window attention, or None if there are none.
+        """Returns the windows for blocks with window attention, or None if no block has window attention.
 
         If attention weights are requested, a mask (B, 1, L, L) is returned instead, which is slower than windows.
         """
@@ -295,8 +295,8 @@ class HfViTBlockRunner:
         encoder: HfViTEncoder | None = None,
         **masks: Any,
     ) -> Tensor:
-        """Runs the blocks from `start` to `stop`, exclusive, on tokens (B, L, D) and returns the tokens."""
-        # `encoder` may contain additional blocks that follow those of the model; `masks` are results of `self.masks`.
+        """Runs the blocks from `start` to `stop` - 1 on tokens (B, L, D) and returns the resulting tokens."""
+        # `encoder` may contain additional blocks after those of the model. `masks` is the result of `self.masks`.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         return encoder(hidden_states, start=start, stop=stop, **options, **masks)
@@ -312,7 +312,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.post_init()
 
     def post_init(self) -> None:
-        """Installs no recording hooks: the inner model has them already, and outputs would be recorded twice."""
+        """Does not install recording hooks, because those of the inner model already record all outputs."""
         HfViTPreTrainedModel.post_init(self)
 
     @BackboneMixin.out_features.getter
@@ -335,8 +335,8 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
             **kwargs: Other arguments of `HfViTModel`.
 
         Returns:
-            `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
-            if `config.reshape_hidden_states` is False; normalized by the final norm if `config.apply_layernorm`.
+            `feature_maps`, with one tensor per entry of `config.out_features`: a map (B, D, h, w), or tokens (B, L, D)
+            if `config.reshape_hidden_states` is False. The final norm is applied if `config.apply_layernorm` is True.
         """
         outputs = self.model(pixel_values, return_dict=True, **kwargs)
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
@@ -359,7 +359,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and returns its outputs and the tokens of blocks `out_indices`; 0 is the encoder input."""
+        """Returns the outputs of the model and the tokens of the blocks `out_indices`; 0 is the encoder input."""
         # For each block, the tokens are split into patch maps (B, D, h, w) and prefix tokens (B, P, D). They are
         # normalized by the final norm if `config.apply_layernorm` is True.
         requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
@@ -380,13 +380,13 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
 
 
 class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtractionPipeline):
-    """Feature extraction pipeline of transformers with batching; see `BatchedImagePipeline`."""
+    """Image feature extraction pipeline with batched image processing; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
     needs_head: ClassVar[bool] = False
 
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Splits the arguments of a call into options of the image processor, of the call and of the model."""
+        """Splits the arguments of a call into options of the image processor, the call and the model."""
         own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
         return self.image_processor.call_options(**preprocess), own, forward
 

@@ -1,4 +1,4 @@
-"""Base class for the options of a task, with functions to declare, validate and serialize options."""
+"""Base class of task options, with functions that declare, validate and serialize options."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -14,11 +14,11 @@ def option(default: Any, interval: str = "", hint: str = "", of: str = "") -> An
 
     Args:
         default: Default value.
-        interval: Interval of accepted numbers, such as "[0, 1)" or "(0, inf)". In a list, it applies to each number.
-            None is always accepted; infinity and NaN are never accepted.
-        hint: Explanation of a bound of the interval, for the error message.
-        of: Value of the selecting field (see `HfViTTaskConfig.choice`) for which the option has an effect. If a
-            checkpoint is loaded with another value of that field, the saved option is dropped.
+        interval: Interval of accepted numbers, such as "[0, 1)" or "(0, inf)". For a list, the interval applies to
+            each number. None is always accepted; infinity and NaN are never accepted.
+        hint: Text for the error message that explains a bound of the interval.
+        of: Value of the field `HfViTTaskConfig.choice` for which the option has an effect. If a checkpoint is loaded
+            with a different value of this field, the saved option is dropped.
     """
     return field(default=default, metadata={"interval": interval, "hint": hint, "of": of})
 
@@ -48,7 +48,7 @@ class HfViTTaskConfig:
 
     # Name of the field, such as "decoder", that determines which other options have an effect; "" if there is none
     choice: ClassVar[str] = ""
-    # Names of the loss weights, at least one of which must be positive
+    # Names of the loss weights. At least one loss weight must be positive
     losses: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -66,7 +66,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges given options into saved ones; if the field `choice` changes, drops the options of its old value."""
+        """Overrides saved options by given ones. If the field `choice` changes, drops the options of its old value."""
         chosen = saved.get(cls.choice, vars(cls).get(cls.choice))
         if given.get(cls.choice, chosen) != chosen:
             saved = {name: value for name, value in saved.items() if name not in cls.options_of()}
@@ -74,7 +74,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
-        """Returns the options that apply only if the field `choice` is `chosen`; for None, those of all its values."""
+        """Returns the options that apply only if the field `choice` is `chosen`; None stands for any value."""
         owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 
@@ -120,7 +120,7 @@ def tuples_to_lists(value: Any) -> Any:
 
 
 def check_thresholds(**thresholds: Any) -> None:
-    """Raises `ValueError` if a threshold is not None and outside [0, 1]."""
+    """Raises `ValueError` if a threshold is neither None nor in [0, 1]."""
     for name, value in thresholds.items():
         if value is not None and (isinstance(value, str) or not 0 <= value <= 1):
             raise ValueError(f"{name}={value!r} must lie in [0, 1].")

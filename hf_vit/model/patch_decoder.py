@@ -1,4 +1,4 @@
-"""Conversion between images and patches, and a transformer that predicts the pixels of patches.
+"""Functions that convert images to patches and back, and a transformer that predicts the pixels of patches.
 
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible
 patches, P prefix tokens, E hidden size of the decoder.
@@ -48,14 +48,14 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 
 
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """The decoder of MAE: a small ViT with mask tokens for masked patches (https://arxiv.org/abs/2111.06377)."""
+    """Decoder of MAE, a small ViT with mask tokens in place of masked patches (https://arxiv.org/abs/2111.06377)."""
 
-    # The decoder has plain blocks and fixed positions, independently of the encoder. Prefix tokens have no position.
+    # The decoder always has plain blocks and fixed positions, unlike some encoders. Prefix tokens have no position.
 
     position_embeddings: Tensor
 
     def __init__(self, config: HfViTConfig, options: Any, input_size: int | None = None) -> None:
-        # `options` has the fields `decoder_*`. With `input_size`, the width of the tokens, no patch is masked.
+        # `options` has the fields `decoder_*`. If the token width is given as `input_size`, no patches are masked.
         super().__init__()
         self.config = config
         own = HfViTConfig(
@@ -71,7 +71,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.hidden_size = own.hidden_size
         self.embedding = nn.Linear(input_size or config.hidden_size, own.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size)) if input_size is None else None
-        # The position table is saved, because a change of the grid resamples it from the table used in training.
+        # The position table is saved, because if the grid changes, the table used in training is resampled.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
         share_attention_implementation(config, self.layers)
@@ -101,15 +101,15 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         patch_attention_mask: Tensor | None = None,
         attention_mask: Any = None,
     ) -> Tensor:
-        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
+        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix tokens and visible patches.
 
         Args:
             hidden_states: Encoded tokens (B, P + K, D).
             grid: Rows and columns (h, w) of patches.
             index: Indices (B, K) of the visible patches; see `visible_patches`.
-            seen: (B, K) bool, False for patches that only serve as padding, or None; see `visible_patches`.
+            seen: (B, K) bool, False for indices that are only padding, or None; see `visible_patches`.
             patch_attention_mask: (B, h, w) bool, False for padding, or None.
-            attention_mask: Padding mask of prefix and patches in the format of the attention implementation.
+            attention_mask: Padding mask of prefix tokens and patches in the format of the attention implementation.
         """
         num_prefix = self.config.num_prefix_tokens
         hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
@@ -125,7 +125,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     def decode(
         self, prefix: Tensor, patches: Tensor, grid: Grid, patch_attention_mask: Tensor | None, attention_mask: Any
     ) -> Tensor:
-        """Predicts the pixels (B, N, p·q·C) from embedded prefix (B, P, E) and patches (B, N, E); see `forward`."""
+        """Predicts pixels (B, N, p·q·C) from embedded prefix tokens (B, P, E) and patches (B, N, E); see `forward`."""
         patches = patches + self.positions(grid, patch_attention_mask)
         hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
         for layer in self.layers:
@@ -140,13 +140,13 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
 
 
 def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Splits images (B, C, H, W) into patches (B, N, p·q·C); patches and pixels are row by row, channels last."""
+    """Splits images (B, C, H, W) into patches (B, N, p·q·C). Both are in row-major order, channels last."""
     height, width = patch_size
     cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatchify(patches: Tensor, grid: Grid, patch_size: Grid) -> Tensor:
-    """Joins patches (B, N, p·q·C) of a grid (h, w) to images (B, C, H, W)."""
+    """Joins patches (B, N, p·q·C) of a grid (h, w) into images (B, C, H, W)."""
     cut = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (B, h, w, p, q, C)
     return cut.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)

@@ -1,6 +1,6 @@
-"""Base class of fast image pipelines: threads read images ahead, and images are processed in batches on the device.
+"""Base class of fast image pipelines, which prefetch images in threads and process them in batches on the device.
 
-The subclass for each task is in the module of its model. Pipelines have the same arguments and results as those of
+The subclass for each task is in the module of the task model. Pipelines have the same arguments and results as in
 transformers. Shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input.
 """
 
@@ -26,7 +26,7 @@ from .task_configurations import TASK_CONFIGS
 
 
 AUTO = "auto"  # Value of batch_size and num_workers that selects a default for the device.
-# Default batch sizes on a CPU and on other devices, for images of `NATIVE_PIXELS`, 224 x 224.
+# Default batch sizes on a CPU and on other devices, for images of `NATIVE_PIXELS` pixels, that is 224 x 224.
 CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
@@ -91,7 +91,7 @@ class ReadAhead(Generic[S, T]):
                 result: Future[T] = Future()
                 try:
                     item = next(self._items)
-                except BaseException as error:  # StopIteration, or an error to raise again in the iterating thread
+                except BaseException as error:  # StopIteration, or an error that the iterating thread raises again
                     self._is_closed = True
                     if not isinstance(error, StopIteration):
                         result.set_exception(error)
@@ -108,12 +108,12 @@ class ReadAhead(Generic[S, T]):
 
 @dataclass(eq=False)
 class ModelInput:
-    """One model input, from a whole image or from the crop of an object.
+    """One model input, created from a whole image or from the crop of an object.
 
     Attributes:
         pixels: Resized pixels (C, h, w), not normalized.
         size: Height and width of the original image in pixels.
-        box: Left, top, right and bottom (4,) of the object in pixels, if the input is a crop.
+        box: If the input is a crop, the box (4,) of the object as left, top, right and bottom in pixels.
         answer: Result of the pipeline for this input.
         has_result: Whether `answer` is set.
     """
@@ -134,7 +134,7 @@ class Photo:
 
 
 class Answers(IterableDataset[Any]):
-    """Lazy iterable over the results for a dataset or generator. It can be the input of another pipeline."""
+    """Lazy iterable over the results for a dataset or generator. It can be passed to another pipeline."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], inputs: Any) -> None:
         self.start, self.inputs = start, inputs
@@ -149,16 +149,16 @@ class Answers(IterableDataset[Any]):
 class BatchedImagePipeline(Pipeline):
     """Mixin for transformers' image pipelines that reads images in threads and processes them in batches.
 
-    Models and image processors of other packages are processed by the original pipeline class. The following arguments
-    are added to those of transformers. The first three can also be passed to a call.
+    For models and image processors of other packages, the original pipeline class is used. The following arguments are
+    added to those of transformers. The first three can also be passed to a call.
 
     Args:
         batch_size: Number of images per forward pass; image sizes may differ. The default depends on the device. For
             generators, default batches contain only the items that are already available, because a generator may
-            wait for a result before it yields the next item.
+            wait for a result before yielding the next item.
         num_workers: Number of threads that read images during forward passes; 0 reads in the calling thread. The
-            default depends on the device. Generators then run in these threads rather than in the calling thread, at
-            most two batches ahead.
+            default depends on the device. If there are threads, generators run in them, at most two batches ahead,
+            and not in the calling thread.
         on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
         optimize: True, or a dictionary of options, to apply `optimize_for_inference` to the model. The model is
             optimized for one batch size, which becomes that of the pipeline; on a CPU, the default is 1.
@@ -267,7 +267,7 @@ class BatchedImagePipeline(Pipeline):
     def _read_all(
         self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
     ) -> tuple[Iterable[Photo], Callable[[], bool]]:
-        """Returns an iterable over all images, and a function that returns whether the next one is not ready yet."""
+        """Returns an iterable over all images, and a function that returns whether the next image is still missing."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
         given = zip((num_workers, batch_size), self.default_counts(), strict=True)
@@ -286,7 +286,7 @@ class BatchedImagePipeline(Pipeline):
 
     def default_counts(self) -> tuple[int, int]:
         """Returns the default number of reader threads and the default batch size for the device."""
-        if self.device.type == "cpu":  # few reader threads: the model uses all cores and is slower than reading
+        if self.device.type == "cpu":  # few threads suffice: the model uses all cores and is slower than reading
             return max(1, torch.get_num_threads() // 4), CPU_BATCH
         return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
 
@@ -315,7 +315,7 @@ class BatchedImagePipeline(Pipeline):
     def _answer_of(self, photo: Photo) -> Any:
         return self.join_results(photo.parts) if photo.error is None else {"error": photo.error}
 
-    # Methods that tasks override
+    # Subclasses override the following methods.
 
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Returns the options of one call for the image processor, `read_model_inputs` and `run_model`."""
@@ -330,7 +330,7 @@ class BatchedImagePipeline(Pipeline):
         return [ModelInput(seen, (pixels.shape[-2], pixels.shape[-1]))]
 
     def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
-        """Returns the outputs of the model for `pixel_values` (B, C, h, w), on the device."""
+        """Runs the model on `pixel_values` (B, C, h, w) on the device and returns its outputs."""
         return (self.model if self.fast_model is None else self.fast_model)(**inputs, **forward)
 
     def decode(self, outputs: Any, parts: list[ModelInput], *_: Any, **postprocess: Any) -> list[Any]:
@@ -338,12 +338,12 @@ class BatchedImagePipeline(Pipeline):
         raise NotImplementedError
 
     def join_results(self, parts: list[ModelInput]) -> Any:
-        """Combines the results for all model inputs of an image, such as object crops, to the result for the image."""
+        """Combines the results for all model inputs of an image, such as object crops, into the image result."""
         return parts[0].answer
 
 
 def check_on_error(on_error: str | None) -> dict[str, str]:
-    """Returns `{"on_error": on_error}`, or `{}` if it is `None`; raises `ValueError` for unknown values."""
+    """Returns `{"on_error": on_error}`, or `{}` if `on_error` is `None`; raises `ValueError` for unknown values."""
     if on_error not in (None, *ON_ERROR):
         raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
     return {} if on_error is None else {"on_error": on_error}
@@ -353,7 +353,7 @@ def optimize_model(model: Any, options: dict[str, Any]) -> Any:
     """Returns an optimized model with the same interface. Its `report` lists the measured variants.
 
     Raises:
-        ImportError: If `hf_vit` is not installed: the code saved with checkpoints does not include the optimization.
+        ImportError: If the package `hf_vit` is not installed. Code saved with checkpoints cannot optimize models.
     """
     try:
         from hf_vit.inference.optimize import optimize_for_inference
@@ -365,7 +365,7 @@ def optimize_model(model: Any, options: dict[str, Any]) -> Any:
 
 
 def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
-    """Yields a function for each item of a list or dataset. It loads the item, one thread at a time."""
+    """Yields a function for each item of a list or dataset. The function loads the item, one thread at a time."""
     lock = Lock()
 
     def get(index: int) -> Any:

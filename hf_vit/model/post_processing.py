@@ -1,4 +1,4 @@
-"""Post-processing of model outputs to maps, segments, boxes and keypoints in the pixels of each image.
+"""Post-processing, which converts model outputs to maps, segments, boxes and keypoints in pixels of the images.
 
 Shapes: B batch, K classes or keypoints, Q queries, C classes or queries, N objects, h w model output, H W result, r
 rows of a band.
@@ -25,8 +25,8 @@ from .task_object_detection import box_overlaps, class_probabilities
 
 CLASS_SCORES = ("softmax", "sigmoid", None)  # Activations of object detection logits, None if unknown.
 Sizes = Any  # List of (height, width), or a tensor (B, 2).
-# Results are computed in bands of rows with this number of elements: 4 MB of float32, which fit into the CPU cache.
-# Other devices get larger bands, since each band starts several kernels.
+# Number of elements of a band of rows. Results are computed band by band. On a CPU, a band of 4 MB of float32 fits
+# into the cache. On other devices, bands are larger, because each band starts several kernels.
 BAND_NUMEL, DEVICE_BAND_NUMEL = 2**20, 2**26
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
@@ -39,9 +39,9 @@ MODELS = {
 
 
 def outputs_as_mapping(outputs: Any) -> Mapping[str, Any]:
-    """Converts model outputs to a mapping from names to tensors; raises `ValueError` if they are not named."""
+    """Converts model outputs to a mapping from names to tensors; raises `ValueError` if outputs have no names."""
     if is_dataclass(outputs) and not isinstance(outputs, Mapping):
-        outputs = vars(outputs)  # transformers' example scripts pass dataclasses
+        outputs = vars(outputs)  # example scripts of transformers pass dataclasses
     if not isinstance(outputs, Mapping):
         raise ValueError(f"The outputs are a {type(outputs).__name__} without names. Set return_dict=True.")
     return outputs
@@ -59,7 +59,7 @@ def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str)
 
 
 def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> Mapping[str, Any]:
-    """Adds `probabilities`, computed from `logits` (B, Q, ·), to object detection outputs that have none."""
+    """Adds `probabilities`, computed from `logits` (B, Q, ·), to object detection outputs without probabilities."""
     if "probabilities" in outputs or not {"logits", "pred_boxes"} <= outputs.keys():
         return outputs
     if class_scores is None:
@@ -73,7 +73,7 @@ def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> 
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
-    """Returns the height and width of each result: `target_sizes`, or by default the sizes of the maps (..., h, w)."""
+    """Returns the (height, width) of each result: `target_sizes`, by default the sizes of the maps (..., h, w)."""
     if target_sizes is None:
         return [(values.shape[-2], values.shape[-1]) for values in maps]
     return read_sizes(target_sizes, len(maps))
@@ -137,20 +137,20 @@ class HfViTPostProcessing:
         return_segmentation_scores: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> list[Tensor] | list[SemanticSegmentationPostProcessorOutput]:
-        """Returns the class of every pixel.
+        """Returns the predicted class of every pixel.
 
         Args:
             outputs: Outputs of a semantic segmentation model, `logits` (B, K, h, w), or of a universal segmentation
                 model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits` (B, Q, h, w).
             target_sizes: Height and width of each result in pixels; by default those of the outputs.
-            return_segmentation_scores: Whether to return scores too.
-            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
-                it, padding is computed from `target_sizes`, which must then be the original image sizes.
+            return_segmentation_scores: Whether to also return scores.
+            patch_attention_mask: Mask (B, rows, columns) from the image processor, used to remove padding. Without a
+                mask, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image a map (H, W) int64. With scores, an object with this map as `segmentation` and with
-            `segmentation_scores` (K, H, W) float32: probabilities, or for a universal model the sum over queries of
-            class probability times mask probability, which can exceed 1.
+            For each image, a map (H, W) int64 of class numbers. With scores, an object with this map as `segmentation`
+            and with `segmentation_scores` (K, H, W) float32. Scores are probabilities. For a universal model, they are
+            sums over queries of class probability times mask probability, which can exceed 1.
 
         Raises:
             ValueError: If the outputs are of another model, or do not match the sizes or the mask.
@@ -184,7 +184,7 @@ class HfViTPostProcessing:
         return_binary_maps: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns the instances in every image, as in transformers' EoMT: one per query. Instances can overlap.
+        """Returns the instances in every image, at most one per query, as EoMT in transformers. Instances can overlap.
 
         Args:
             outputs: Outputs of a universal segmentation model: `class_queries_logits` (B, Q, K + 1) and
@@ -195,14 +195,14 @@ class HfViTPostProcessing:
             target_sizes: Height and width of each result in pixels; by default those of the outputs.
             return_coco_annotation: Whether to return masks as run-length encodings.
             return_binary_maps: Whether to return one binary mask per instance.
-            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
-                it, padding is computed from `target_sizes`, which must then be the original image sizes.
+            patch_attention_mask: Mask (B, rows, columns) from the image processor, used to remove padding. Without a
+                mask, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image `{"segmentation", "segments_info"}`. `segments_info` lists `{"id", "label_id", "score"}` of
-            each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance; the last
-            of overlapping instances wins. With `return_binary_maps`, it is masks (M, H, W) bool; with
-            `return_coco_annotation`, the row-major run lengths of each mask: [first pixel, from 1, length, ...].
+            For each image, `{"segmentation", "segments_info"}`. `segments_info` lists `{"id", "label_id", "score"}` of
+            each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance. Where instances
+            overlap, it contains the last one. With `return_binary_maps`, it consists of masks (M, H, W) bool; with
+            `return_coco_annotation`, of row-major run lengths per mask: [first pixel, from 1, length, ...].
 
         Raises:
             ValueError: If the outputs are of another model or do not match the sizes or the mask, a threshold is not
@@ -237,9 +237,9 @@ class HfViTPostProcessing:
         target_sizes: Sizes = None,
         patch_attention_mask: Tensor | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns the non-overlapping segments of every image, as in transformers' EoMT.
+        """Returns the non-overlapping segments of every image, in the same way as EoMT in transformers.
 
-        transformers' pipeline calls this method for all segmentation models. It therefore also accepts the outputs of
+        The pipeline of transformers calls this method for all segmentation models. It thus also accepts the outputs of
         semantic segmentation models: each predicted class becomes one segment, and the thresholds are ignored.
 
         Args:
@@ -251,11 +251,11 @@ class HfViTPostProcessing:
                 pixels are assigned to other segments; otherwise it is dropped.
             label_ids_to_fuse: Classes merged into one segment per image; by default those of the image processor.
             target_sizes: Height and width of each result in pixels; by default those of the outputs.
-            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
-                it, padding is computed from `target_sizes`, which must then be the original image sizes.
+            patch_attention_mask: Mask (B, rows, columns) from the image processor, used to remove padding. Without a
+                mask, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`, with -1
+            For each image, `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`, with -1
             for pixels without segment. The score is the class probability; for semantic models, its mean over pixels.
 
         Raises:
@@ -284,17 +284,17 @@ class HfViTPostProcessing:
         patch_attention_mask: Tensor | None = None,
         source_sizes: Sizes = None,
     ) -> list[dict[str, Tensor]]:
-        """Returns the depth of every pixel.
+        """Returns the predicted depth of every pixel.
 
-        Depth is resized by bicubic interpolation, as in transformers' DPT, and clamped to the range of the prediction
-        for the image: bicubic interpolation would overshoot below zero at edges between near and far objects.
+        Depth is resized by bicubic interpolation, as for DPT in transformers. It is clamped to the range of the
+        prediction, because bicubic interpolation can give negative depth at edges between near and far objects.
 
         Args:
             outputs: Outputs of a depth estimation model: `predicted_depth` (B, h, w).
             target_sizes: Height and width of each result in pixels; by default those of the outputs.
-            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
-                it, padding is computed from `target_sizes`, which must then be the original image sizes.
-            source_sizes: Alias of `target_sizes`, used by transformers' ZoeDepth and its depth estimation guide.
+            patch_attention_mask: Mask (B, rows, columns) from the image processor, used to remove padding. Without a
+                mask, padding is computed from `target_sizes`, which must then be the original image sizes.
+            source_sizes: Alias of `target_sizes`, named as in ZoeDepth and the depth estimation guide of transformers.
 
         Returns:
             For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, meters for metric depth.
@@ -322,7 +322,7 @@ class HfViTPostProcessing:
     ) -> list[dict[str, Tensor]]:
         """Returns the objects in every image, in descending order of their scores.
 
-        With Q queries, the candidates are the Q pairs of query and class with the highest probabilities.
+        The candidates are the Q pairs of a query and a class with the highest probabilities, for Q queries.
 
         Args:
             outputs: Outputs of an object detection model: `probabilities` (B, Q, K), or `logits` if `class_scores` is
@@ -330,14 +330,14 @@ class HfViTPostProcessing:
             threshold: Probability above which a candidate is an object.
             target_sizes: Original height and width of each image in pixels, before preprocessing.
             nms_threshold: IoU above which non-maximum suppression removes the box with the lower score of two boxes of
-                the same class; 1 disables it. The default is that of the image processor, usually none, because
-                models are trained to predict one box per object.
-            class_agnostic_nms: Whether non-maximum suppression also compares boxes of different classes; by default as
-                set in the image processor.
+                the same class; 1 disables it. By default, the option of the image processor is used. It is usually
+                `None`, because models are trained to predict one box per object.
+            class_agnostic_nms: Whether non-maximum suppression also compares boxes of different classes. By default,
+                the option of the image processor is used.
 
         Returns:
             For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
-            right and bottom in pixels; without `target_sizes`, relative to the part of the image that the model sees.
+            right and bottom in pixels; without `target_sizes`, relative to the image part that the model input covers.
 
         Raises:
             ValueError: If the outputs are of another model, do not match the sizes, or a threshold is not in [0, 1].
@@ -373,13 +373,13 @@ class HfViTPostProcessing:
 
         Args:
             outputs: Outputs of a keypoint detection model: `heatmaps` (sum of N, K, h, w), image by image.
-            object_boxes: Boxes (N, 4) of each image that were passed to the image processor, or `None` if there were
-                none.
+            object_boxes: Boxes (N, 4) of each image that were passed to the image processor, or `None` for whole
+                images.
             target_sizes: Original height and width of each image in pixels, required only for images without boxes.
-            threshold: Score above which a keypoint is returned; by default all keypoints are.
+            threshold: Score above which a keypoint is returned. By default, all keypoints are returned.
 
         Returns:
-            For each image a list with one entry per box, or one for the whole image: `{"keypoints" (K, 2) float32,
+            For each image, a list with one entry per box, or one for the whole image: `{"keypoints" (K, 2) float32,
             "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x and y in pixels, with the
             center of pixel i at i. Labels are keypoint indices, and boxes are left, top, right and bottom.
 
@@ -412,9 +412,9 @@ class HfViTPostProcessing:
     def _own_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the output named last in `fields` for each image, without padding.
+        """Returns the last output in `fields` for each image, without padding.
 
-        Padding is given by the mask, or computed from the target sizes.
+        Padding is determined by the mask or, without a mask, by the target sizes.
         """
         maps, options = _masked_maps(outputs, fields, patch_attention_mask), self.call_options()
         if not options["do_pad"] or patch_attention_mask is not None or target_sizes is None:
@@ -434,7 +434,7 @@ class HfViTPostProcessing:
     def _segmentation_outputs(
         self, outputs: Any, patch_attention_mask: Tensor | None, target_sizes: Sizes, is_universal: bool = True
     ) -> list[tuple[Tensor, Tensor | None, tuple[int, int]]]:
-        """Returns the logits (Q or K, h, w), class probabilities (Q, K + 1) and result size of each image.
+        """Returns the logits (Q or K, h, w), class probabilities (Q, K + 1) and output size of each image.
 
         Outputs of semantic segmentation models are accepted unless `is_universal`; they have no class probabilities.
         """
@@ -449,7 +449,7 @@ class HfViTPostProcessing:
 
 
 def _size_in_batch(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
-    """Returns the number of rows and columns of a padded batch that an image covers, in units of `unit` pixels."""
+    """Returns the rows and columns of a padded batch that an image covers, counted in units of `unit` pixels."""
     if options["do_resize"]:
         height, width = compute_resized_size(height, width, **options)
     if options["do_center_crop"]:
@@ -458,7 +458,7 @@ def _size_in_batch(height: int, width: int, unit: tuple[int, int], options: dict
 
 
 def _crop_to_image(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """Crops maps (..., h, w) of a padded image to the image, which fills `part` of the `whole` rows and columns."""
+    """Removes padding from maps (..., h, w) of an image that fills `part` of the `whole` rows and columns."""
     rows, columns = (
         max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
     )
@@ -470,7 +470,7 @@ def _check_canvas(
 ) -> None:
     """Raises `ValueError` unless the size of maps (..., h, w) is consistent with the patches of a padded batch.
 
-    `canvas` is the number of patch rows and columns of the batch; `parts` are those of each image.
+    `canvas` is the number of patch rows and columns of the batch; `parts` are the same numbers for each image.
     """
     (down, odd_rows), (across, odd_columns) = (
         divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
@@ -486,7 +486,7 @@ def _check_canvas(
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Checks `fields` of the outputs and returns the last field for each image, cropped to its mask."""
+    """Checks `fields` of the outputs and returns the last field for each image, cropped according to the mask."""
     outputs = outputs_as_mapping(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
@@ -513,7 +513,7 @@ def _instances(
     least = torch.tensor(mask_threshold).logit().item()
     masks: list[Tensor] = []
     segments: list[dict[str, Any]] = []
-    # Skip queries below the threshold: the multiplication by the mask probability can only lower their scores.
+    # Skip queries below the threshold, because multiplying by the mask probability can only lower their scores.
     for query in (scores >= threshold).nonzero().flatten().tolist():
         values = torch.cat([band[0] for band in _resized_bands(logits[query, None], size)])  # (H, W)
         mask = values > least
@@ -560,7 +560,7 @@ def _assign_pixels(
 def _number_segments(
     owners: Tensor, is_valid: Tensor, scores: Tensor, labels: Tensor, fused: Collection[int]
 ) -> dict[str, Any]:
-    """Converts valid queries to segments, merged within each fused class; returns segment map (H, W) and list."""
+    """Returns the map (H, W) and the list of segments of the valid queries, merged within each fused class."""
     # The additional last entry is for pixels without a query, for which `owners` is -1.
     numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)
     segments: list[dict[str, Any]] = []
@@ -597,7 +597,7 @@ def _resized_bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     height, width = size
     numel = BAND_NUMEL if maps.device.type == "cpu" else DEVICE_BAND_NUMEL
     rows = max(1, numel // (max(1, maps.shape[0]) * width))
-    # Interpolate between rows manually: F.interpolate cannot compute only a part of its result.
+    # Interpolate between rows manually, because F.interpolate cannot compute only a part of the result.
     centers = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
     centers = centers.clamp(0, maps.shape[-2] - 1)
     for band in centers.split(rows):
@@ -610,7 +610,7 @@ def _resized_bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
 def _non_maximum_suppression(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
     """Returns the indices of the boxes (N, 4), sorted by score, that remain after non-maximum suppression.
 
-    Boxes suppress each other only within a class if `labels` (N,) are given.
+    If `labels` (N,) are given, boxes suppress only boxes of the same class.
     """
     iou, _ = box_overlaps(boxes[:, None], boxes[None])
     overlaps = iou > iou_threshold  # (N, N)

@@ -1,4 +1,4 @@
-"""Base class of all models: initialization, loading, saving and changes of the inputs."""
+"""Base class of all models, which implements initialization, loading, saving and changes of the inputs."""
 
 import copy
 import gc
@@ -44,7 +44,7 @@ MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
 
 @contextmanager
 def pausing_garbage_collection() -> Iterator[None]:
-    """Pauses garbage collection. While a model loads, it would free nothing but take longer than the loading."""
+    """Context manager that pauses garbage collection, which would only slow down the loading of a model."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -57,7 +57,7 @@ def pausing_garbage_collection() -> Iterator[None]:
 def read_config(
     name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """Returns the content of config.json, or `{}` for the path of a weight file; `OSError` if there is none."""
+    """Returns the content of config.json, or `{}` for the path of a weight file; raises `OSError` if it is missing."""
     # `trust_remote_code` is not passed on, because transformers would warn that it has no effect.
     path = Path(name_or_path)
     if path.is_file():
@@ -68,8 +68,8 @@ def read_config(
 
 
 def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes from `kwargs` the arguments that `apply_geometry` handles after loading, and returns them."""
-    # The Auto classes store such arguments in `config`. These fields are reset to `saved`, the content of config.json.
+    """Removes from `kwargs` and returns the arguments that `apply_geometry` must apply after loading."""
+    # The Auto classes store these arguments in `config`. Such fields are reset to `saved`, the content of config.json.
     config = kwargs.pop("config", None)
     if config is not None:
         kwargs["config"] = config
@@ -95,7 +95,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 @contextmanager
 def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Converts errors about damaged weight files into an `OSError` that names the checkpoint."""
+    """Context manager that converts errors about damaged weight files to an `OSError` that names the checkpoint."""
     try:
         yield
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -109,8 +109,8 @@ def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
     """Raises `ValueError` if backbone weights are missing or unused, or if shapes do not match."""
-    # `info` holds missing, unexpected and mismatched keys. A text tower is checked too if the checkpoint has parts of
-    # it. With new labels, heads may have another shape.
+    # `info` contains missing, unexpected and mismatched keys. A text tower is also checked if the checkpoint contains
+    # some of its weights. With new labels, heads may have different shapes.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
@@ -144,7 +144,7 @@ def check_weights(
 
 
 def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection[str] = ()) -> None:
-    """Raises `ValueError` if there are `missing` weights, or weights that are infinite or NaN."""
+    """Raises `ValueError` if `missing` contains names of weights, or if weights are infinite or NaN."""
     name = name_or_path or "This model"
     if missing:
         raise ValueError(
@@ -162,7 +162,7 @@ def is_finite(weight: Tensor) -> bool:
     """Returns whether all values of a tensor are finite; True for integers and tensors without data."""
     if not weight.is_floating_point() or weight.itemsize < 2 or weight.is_meta or weight.numel() == 0:
         return True
-    return all(math.isfinite(extreme) for extreme in weight.aminmax())  # `aminmax` makes no copies, unlike `isfinite`
+    return all(math.isfinite(extreme) for extreme in weight.aminmax())  # unlike `isfinite`, `aminmax` makes no copies
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
@@ -172,7 +172,7 @@ def is_backbone(name: str, config: HfViTConfig) -> bool:
 
 
 def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
-    """Returns whether an unused checkpoint weight belongs to the backbone, except to a block removed at the end."""
+    """Returns whether an unused checkpoint weight belongs to a part of the backbone that the model has."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
     # A model may be loaded with fewer blocks than the checkpoint has.
@@ -180,7 +180,7 @@ def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Returns the number of in-place changes of a tensor, or -1 for inference tensors, which do not count them."""
+    """Returns the number of in-place changes of a tensor, or -1 for inference tensors, for which it is unknown."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -190,7 +190,7 @@ def join_first_names(names: Any, limit: int = 6) -> str:
 
 
 class HfViTPreTrainedModel(PreTrainedModel):
-    """Base class of all models: initialization, loading, saving and changes of the inputs."""
+    """Base class of all models, which implements initialization, loading, saving and changes of the inputs."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -211,7 +211,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     # Whether linear layers and patch kernels are initialized as in MAE.
     _has_mae_initialization = False
-    # Converter for checkpoints of other libraries, set by the installed package. It is not saved with checkpoints.
+    # Function that converts checkpoints of other libraries. The installed package sets it.
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
     # Maps names of weights that `from_pretrained` initialized randomly to their version counters (see `version_of`).
     _initialized_versions: Mapping[str, int] = MappingProxyType({})
@@ -223,7 +223,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # transformers registers the recorded outputs when it builds a model. Unpickling skips this, so do it here.
+        # transformers registers the recorded outputs when it builds a model, but not when it unpickles one.
         _CAN_RECORD_REGISTRY.setdefault(str(type(self)), self._can_record_outputs)
         if self.base_model is self:
             self._output_capturing_hooks_installed = False
@@ -240,7 +240,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         ]
 
     def train(self, mode: bool = True) -> Self:
-        """Switches between training and evaluation mode; training raises `ValueError` in an optimized model."""
+        """Switches between training and evaluation mode. Training mode raises `ValueError` in an optimized model."""
         if mode and self._is_optimized:
             raise ValueError(
                 f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Train the "
@@ -283,14 +283,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
     ) -> Self:
         """Loads a model as in `transformers`, but only from safetensors.
 
-        If the `hf_vit` package is installed, published checkpoints of other libraries can also be loaded, by Hub
-        name, folder or weight file; the README lists them. A timm weight file without a configuration also
-        needs the name of its model: `architecture="vit_base_patch16_224"`.
+        If the `hf_vit` package is installed, the published checkpoints of other libraries that the README lists can be
+        loaded too, by Hub name, folder or weight file. A timm weight file without a configuration also needs the name
+        of the timm model: `architecture="vit_base_patch16_224"`.
 
-        Fields of the configuration can be passed as arguments. With other labels (`num_labels=37`, `id2label={…}`),
-        the head is newly initialized, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token`,
-        `use_distillation_token` and `num_register_tokens` are changed after loading, by `apply_geometry`. No other
-        field may change the number or shapes of the backbone weights.
+        Fields of the configuration can be passed as arguments. With new labels (`num_labels=37`, `id2label={…}`), the
+        head is newly initialized, and a message reports this. `image_size`, `patch_size`, `num_channels`,
+        `use_cls_token`, `use_distillation_token` and `num_register_tokens` are changed after loading, by
+        `apply_geometry`. No other field may change the number or shapes of the backbone weights.
 
         Raises:
             ValueError: if the checkpoint has an unknown format, if its weights do not fit the model, or for
@@ -308,7 +308,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                pass  # the converter opens checkpoints of other libraries or raises an error
+                pass  # the converter below opens checkpoints of other libraries or raises an error
             geometry = pop_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with pausing_garbage_collection():
@@ -321,7 +321,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
-                if name_or_path is not None:  # detects new labels in `config`, where the Auto classes store them
+                if name_or_path is not None:  # the Auto classes store new labels in `config`
                     has_new_labels |= model.config.num_labels != len(saved.get("id2label", DEFAULT_LABELS))
                 check_weights(model, info, pretrained_model_name_or_path, has_new_labels)
             model.config._name_or_path = str(pretrained_model_name_or_path)
@@ -347,7 +347,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return arguments
 
     def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
-        """Adds an adapter of peft, as in transformers.
+        """Adds a PEFT adapter, as in transformers.
 
         Raises:
             ValueError: if the model has none of the `target_modules`; the message lists its modules.
@@ -379,10 +379,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return bool(wanted)
 
     def requested_hidden_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
-        """Returns the requested hidden states (flag or indices) from the argument or, if it is None, `config`."""
+        """Returns which hidden states (a flag or indices) the argument or, if it is None, `config` requests."""
         return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
 
-    # Methods that have the same names and arguments as in timm and DINOv2
+    # The following methods have the same names and arguments as in timm and DINOv2.
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -435,7 +435,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return layers
 
     def forward_features(self, pixel_values: Tensor, **kwargs: Any) -> Tensor:
-        """Returns the tokens (B, L, D) of images (B, C, H, W) after the final norm; `kwargs` as in `HfViTModel`."""
+        """Returns the tokens (B, L, D) of images (B, C, H, W) after the final norm; for `kwargs`, see `HfViTModel`."""
         tokens: Tensor = self.base_model(pixel_values, return_dict=True, **kwargs).last_hidden_state
         return tokens
 
@@ -443,7 +443,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Pools tokens (B, L, D) of `forward_features` and classifies them.
 
         Returns:
-            The logits (B, num_labels), or the pooled image (B, D) with `pre_logits` or in `HfViTModel`.
+            The logits (B, num_labels). With `pre_logits` or for `HfViTModel`, the pooled image (B, D).
 
         Raises:
             ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
@@ -453,7 +453,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return pooled if pre_logits else classifier(pooled)
 
     def get_classifier(self) -> nn.Module:
-        """Returns the layer that computes logits from a pooled image; in `HfViTModel` it is an identity.
+        """Returns the layer that computes logits from a pooled image. For `HfViTModel`, it is an identity.
 
         Raises:
             ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
@@ -472,7 +472,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def resize_position_embeddings(self, new_image_size: Size) -> None:
         """Sets the native image size in pixels and resamples the position table to its patch grid.
 
-        Models accept other image sizes without this call: the table is then resampled in each forward pass.
+        Models accept other image sizes without this call; the table is then resampled in each forward pass.
         """
         apply_geometry(self, image_size=new_image_size)
 
@@ -493,11 +493,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
         num_register_tokens: int | None = None,
         pooling: Literal["cls", "mean"] | None = None,
     ) -> None:
-        """Adds randomly initialized prefix tokens or drops the last ones; None leaves a field unchanged.
+        """Adds randomly initialized prefix tokens, or removes the last prefix tokens; None leaves a field unchanged.
 
         Args:
             use_cls_token: Whether the model has a CLS token.
-            num_register_tokens: Number of registers.
+            num_register_tokens: Number of register tokens.
             pooling: New pooling, for example "mean" if the CLS token is removed.
 
         Raises:
@@ -507,5 +507,5 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def is_remote_code(cls) -> bool:
-        """Returns False, so that transformers does not copy the code, which `HfViTConfig.save_pretrained` copies."""
+        """Returns False, so that transformers does not copy the code; `HfViTConfig.save_pretrained` already does."""
         return False

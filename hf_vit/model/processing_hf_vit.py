@@ -10,7 +10,7 @@ from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 from .remote_code import copy_code
 
 
-# A tokenizer with a larger `model_max_length` has no length limit.
+# Tokenizers with a larger `model_max_length` are treated as having no length limit.
 LONGEST = 10**6
 
 
@@ -35,7 +35,7 @@ class HfViTProcessor(ProcessorMixin):
     """Prepares images and texts for `HfViTForZeroShotImageClassification`.
 
     `processor(images=images, text=texts, return_tensors="pt")` returns the inputs of the model; images or texts can be
-    omitted. Any tokenizer of transformers is supported, also one trained by `hf_vit.training.train_tokenizer`.
+    omitted. Any tokenizer of transformers is supported, including those of `hf_vit.training.train_tokenizer`.
     """
 
     valid_processor_kwargs = HfViTProcessorKwargs
@@ -52,10 +52,10 @@ class HfViTProcessor(ProcessorMixin):
         return {**super().to_dict(), "auto_map": {"AutoProcessor": "processing_hf_vit.HfViTProcessor"}}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Saves the image processor, the tokenizer and the code of their classes; returns the configuration paths."""
+        """Saves image processor, tokenizer and their code; returns the paths of the saved configuration files."""
         copy_code(save_directory)
         files = self.image_processor.save_pretrained(save_directory)
         files += super().save_pretrained(save_directory)
-        if push_to_hub:  # transformers would upload only the files that it writes, without the code
+        if push_to_hub:  # upload here, because transformers would omit the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files

@@ -13,15 +13,15 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import get_session
 
 
-HUB_TIMEOUT_SECONDS = 5  # timeout of a connection test to the Hub
+HUB_TIMEOUT_SECONDS = 5  # time limit for testing the connection to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
     *("image-reconstruction", "zero-shot-image-classification", "image-captioning"),
 )
-CLASS_NAMES = {"image-captioning": "ImageTextToText"}  # of tasks with another name than their Auto class
+CLASS_NAMES = {"image-captioning": "ImageTextToText"}  # class names that differ from the task name
 
-# Tasks whose Auto class has another name than the task
+# Maps a task to the name of its Auto class, if it differs from the task name.
 OTHER_CLASSES = {"joint-embedding": "AutoModelForPreTraining", "image-reconstruction": "AutoModelForImageToImage"}
 
 
@@ -59,7 +59,7 @@ PIPELINES = {
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
     "AutoModelForImageTextToText": ("image-text-to-text", class_path("image-captioning", "HfViT{}Pipeline")),
 }
-# Pipeline of each model class in the format of config.json. Each class has only one task, so that it is unambiguous.
+# Pipeline of each model class in the format of config.json. Each class has one task, so its pipeline is unambiguous.
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
     for auto_class, (task, impl) in PIPELINES.items()
@@ -75,7 +75,7 @@ def list_tasks() -> list[str]:
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
-    # Without the hf_vit package, transformers would open the checkpoint with its own pipeline and an untrained head.
+    # Without this check and the hf_vit package, transformers would use its own pipeline with an untrained head.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
     own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])
@@ -88,7 +88,7 @@ def check_pipeline(name: str, architectures: list[str] | None, task: str | None)
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
     """Copies the source files of this folder into `save_directory`, so that checkpoints open without the package."""
-    # transformers' copy function finds files by the class of the saved object, but FSDP2 replaces it by a torch class.
+    # The copy function of transformers finds files by the class of the saved object, but FSDP2 replaces that class.
     target = Path(save_directory)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -98,7 +98,7 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
 
 @lru_cache
 def is_hub_reachable(endpoint: str) -> bool:
-    """Returns whether a Hub responds. The result is cached, because transformers would retry for every file."""
+    """Returns whether the Hub at `endpoint` responds. The result is cached to avoid a timeout for every file."""
     try:
         get_session().head(endpoint, timeout=HUB_TIMEOUT_SECONDS)
     except Exception:  # the exception classes depend on the HTTP client
@@ -109,7 +109,7 @@ def is_hub_reachable(endpoint: str) -> bool:
 def is_repository_available(
     name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False
 ) -> bool:
-    """Returns whether a repository can be opened: it is in the cache, or the Hub responds."""
+    """Returns whether a repository can be opened, because it is in the cache or the Hub responds."""
     cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
     is_offline = local_files_only or constants.HF_HUB_OFFLINE
     return cached.is_dir() or (not is_offline and is_hub_reachable(constants.ENDPOINT))
@@ -137,7 +137,7 @@ class RemoteCodeError(ValueError):
 
 @contextmanager
 def raising_remote_code_error(name: Any, cure: str) -> Iterator[None]:
-    """Raises `RemoteCodeError` if transformers refuses to run the code of the repository `name`."""
+    """Context manager that raises `RemoteCodeError` if transformers refuses to run code of the repository `name`."""
     try:
         yield
     except ValueError as error:

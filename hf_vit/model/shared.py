@@ -1,4 +1,4 @@
-"""Functions shared by several heads and losses: precision, checks, matching, processes, feature maps and padding.
+"""Functions that several heads and losses share, such as checks, matching, and sums over processes.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K classes, s
 upsampling factor of a head from the patch grid to its output.
@@ -30,7 +30,7 @@ def to_float32_or_higher(values: Tensor) -> Tensor:
 
 
 def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Decorates a loss function, so that it runs in float32 or float64 and without autocast."""
+    """Decorates a loss function so that it is computed in float32 or float64, without autocast."""
 
     @wraps(loss)
     def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +41,7 @@ def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenat
 
 
 def can_read_values(*tensors: Tensor) -> bool:
-    """Returns whether checks may read tensor values, which would stall a GPU or break a compiled graph."""
+    """Returns whether checks may read tensor values without stalling a GPU or breaking a compiled graph."""
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
 
 
@@ -74,14 +74,14 @@ def count_processes() -> int:
 
 @torch.no_grad()
 def match(cost: Tensor) -> tuple[Tensor, Tensor]:
-    """Matches queries to targets one to one with the lowest sum of costs (Q, M), by the Hungarian algorithm.
+    """Matches queries to targets one to one by the Hungarian algorithm, minimizing the sum of costs (Q, M).
 
     Returns the indices of the matched queries and of their targets, each (min(Q, M),) int64. Pairs with a NaN or
-    infinite cost are matched only if no other pair is left. Raises `ImportError` without scipy.
+    infinite cost are matched only if no other pair is left. Raises `ImportError` if scipy is not installed.
     """
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
-    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of costs stay finite
+    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # limit of costs, so that their sums stay finite
     cost = to_float32_or_higher(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
     queries, targets = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)

@@ -1,4 +1,4 @@
-"""Options of the tasks: one class per task, stored in `HfViTConfig` next to the fields of the backbone."""
+"""Classes of task options, which `HfViTConfig` stores in addition to the fields of the backbone."""
 
 import math
 from dataclasses import dataclass, fields
@@ -25,28 +25,28 @@ def check_decoder(options: Any) -> None:
 @strict
 @dataclass
 class HfViTDetectionConfig(HfViTTaskConfig):
-    """Decoder, matching and losses of object detection.
+    """Options of the decoder, matching and losses of object detection.
 
     Args:
-        decoder: "queries": learned queries join the patches in blocks of the encoder (YOLOS,
-            https://arxiv.org/abs/2106.00666) or in additional blocks after it; "deformable": a projector builds a
-            pyramid of a few levels from the encoder, and queries that start at its best positions sample features
-            around themselves (LW-DETR, https://arxiv.org/abs/2406.03459).
+        decoder: "queries": learned queries are processed together with the patches in blocks of the encoder (YOLOS,
+            https://arxiv.org/abs/2106.00666) or in additional blocks after the encoder; "deformable": a projector
+            computes a feature pyramid from the encoder, and queries are initialized at the best positions of the
+            pyramid and sample features around these positions (LW-DETR, https://arxiv.org/abs/2406.03459).
         num_queries: Number Q of queries, the largest number of objects that can be detected in an image.
-        num_layers: Number of decoder layers, by default 3 for "deformable"; for "queries", number of additional
+        num_layers: For "deformable", number of decoder layers, by default 3. For "queries", number of additional
             blocks after the encoder, by default 0.
         num_blocks: Number of blocks at the end of the encoder that process the queries, by default all; only for
             "queries".
         use_mid_position_embeddings: Whether position embeddings are added after each block with queries, except the
             last, as in some YOLOS models; only for "queries".
-        hidden_size: Width of the decoder. This option and those up to `num_groups` apply only to "deformable".
-        num_attention_heads: Number of self-attention heads; the deformable attention has twice this number.
-        num_points: Number of points that each head samples per level.
+        hidden_size: Width of the decoder. All options from this one to `num_groups` apply only to "deformable".
+        num_attention_heads: Number of self-attention heads. The deformable attention has twice as many heads.
+        num_points: Number of points that each attention head samples per pyramid level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
         out_indices: Indices of the blocks whose tokens the projector reads, by default spread evenly over the encoder.
-            Blocks after the last of them are neither run nor trained.
+            Blocks after the last one in the list are neither run nor trained.
         projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
-            https://github.com/roboflow/rf-detr), which does not depend on the other images of a batch.
+            https://github.com/roboflow/rf-detr), which is independent of the other images of a batch.
         num_groups: Number of sets of queries that are trained in parallel (Group DETR,
             https://arxiv.org/abs/2207.13085).
         class_loss: "cross_entropy" (DETR, with an additional class for no object) or "iou_aware" (IA-BCE of
@@ -80,7 +80,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges given options into saved ones; if another decoder is given, all saved options are dropped."""
+        """Overrides saved options by given options. If a different decoder is given, drops all saved options."""
         decoder = saved.get("decoder", cls.decoder)
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
@@ -108,20 +108,20 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTKeypointConfig(HfViTTaskConfig):
-    """Head, targets and metadata of keypoint detection. `id2label` of `HfViTConfig` names the K keypoints.
+    """Options of the head, targets and metadata of keypoint detection. `HfViTConfig.id2label` names the K keypoints.
 
     Args:
         head: "classic": transposed convolutions; "simple": bilinear upsampling and one convolution (both ViTPose,
             https://arxiv.org/abs/2204.12484).
         hidden_size: Width of the transposed convolutions.
-        norm: Norm after each transposed convolution: "batch" (ViTPose), which in training depends on all images of
-            the batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which depends on one image,
-            so that gradients can be accumulated exactly. `hf-vit train` uses "instance" for new heads.
-        scale_factor: Upsampling factor of "simple" from patch grid to heatmap; "classic" always upsamples by 4.
-        sigma: Standard deviation, in heatmap pixels, of the Gaussian around a keypoint in the target.
+        norm: Norm after each transposed convolution: "batch" (ViTPose), which in training uses statistics of the whole
+            batch on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which uses statistics of a single
+            image, so that gradients can be accumulated exactly. `hf-vit train` uses "instance" for new heads.
+        scale_factor: Upsampling factor of "simple" from the patch grid to the heatmap. "classic" always uses 4.
+        sigma: Standard deviation, in heatmap pixels, of the Gaussian around each keypoint in the target heatmap.
         flip_pairs: Pairs of keypoint indices that are swapped in a mirrored image, such as left and right eye.
         skeleton: Pairs of keypoint indices that are connected by a line in visualizations.
-        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for OKS. The default is 0.05,
+        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for object keypoint similarity. The default is 0.05,
             or the values of COCO if the keypoints have the names of its 17 keypoints.
         score_threshold: Default score threshold of the pipeline. Training runs set it; `None` means that all keypoints
             are returned.
@@ -150,14 +150,14 @@ class HfViTKeypointConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTTextConfig(HfViTTaskConfig):
-    """Options of the text tower: a small transformer of this package, or any text encoder of transformers.
+    """Options of the text tower, a small transformer of this package or any text encoder of transformers.
 
     Fields have the same names and, except for the activation, the same defaults as in `transformers.CLIPTextConfig`.
 
     Args:
-        encoder_config: Configuration of a text encoder of `AutoModel`, as a dictionary with its `model_type`, such as
-            `{"model_type": "bert", "num_hidden_layers": 4}`. Of the other options, only `pooling` and `eos_token_id`
-            then have an effect.
+        encoder_config: Configuration of a text encoder for `AutoModel`, as a dictionary that includes `model_type`,
+            such as `{"model_type": "bert", "num_hidden_layers": 4}`. If given, the only other options with an effect
+            are `pooling` and `eos_token_id`.
         vocab_size: Number of tokens in the vocabulary of the tokenizer.
         hidden_size: Width of a token.
         num_hidden_layers: Number of blocks.
@@ -197,7 +197,7 @@ class HfViTTextConfig(HfViTTaskConfig):
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Merges given options into saved ones; if another text encoder is given, all saved options are dropped."""
+        """Overrides saved options by given options. If a different text encoder is given, drops all saved options."""
         return super().merge({} if "encoder_config" in given else saved, given)
 
     def _check(self) -> None:
@@ -234,14 +234,14 @@ class HfViTTextConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTContrastiveConfig(HfViTTaskConfig):
-    """Loss and embedding width of contrastive image-text training.
+    """Options of contrastive image-text training: loss and embedding width.
 
     Args:
         loss: "sigmoid": each image-text pair of the batch is classified as matching or not (SigLIP,
-            https://arxiv.org/abs/2303.15343); "softmax": for each image the matching text in the batch is classified,
-            and vice versa (CLIP, https://arxiv.org/abs/2103.00020).
-        projection_dim: Width of the embeddings. Both towers get a linear projection without bias (CLIP). `None` uses
-            the pooled image without projection, and projects texts, with a bias, to its width (SigLIP).
+            https://arxiv.org/abs/2303.15343); "softmax": the matching text in the batch is predicted for each
+            image, and the matching image for each text (CLIP, https://arxiv.org/abs/2103.00020).
+        projection_dim: Width of the embeddings. Both towers get a linear projection without bias (CLIP). With `None`,
+            images are not projected, and texts are projected, with a bias, to the width of the pooled image (SigLIP).
     """
 
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
@@ -256,7 +256,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTSegmentationConfig(HfViTTaskConfig):
-    """Head and losses of semantic segmentation.
+    """Options of the head and losses of semantic segmentation.
 
     Args:
         head: "simple": 3x3 convolution, ReLU, 1x1 convolution; "linear": a norm and a 1x1 convolution, the linear
@@ -266,8 +266,8 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         hidden_size: Width of the head "conv".
         num_layers: Number of stages of "conv", each of which doubles the resolution, or of transformer blocks of
             "mask".
-        norm: Norm of "linear": "batch" (DINOv2), which in training depends on all images of the batch, on all
-            processes; or "layer", which depends on one image, so that gradients can be accumulated exactly.
+        norm: Norm of "linear": "batch" (DINOv2), which in training uses statistics of the whole batch on all
+            processes; or "layer", which uses statistics of a patch, so that gradients can be accumulated exactly.
             `hf-vit train` uses "layer" for new heads.
         out_indices: Indices of the blocks whose tokens are concatenated as input of the head, by default the last one.
         cross_entropy_weight: Weight of the cross-entropy in the loss.
@@ -276,8 +276,8 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         focal_gamma: Exponent of the focal loss; larger values reduce the weight of pixels that are already correct.
         class_weights: Weight of the pixels of each class in cross-entropy and focal loss, by default 1.
         semantic_loss_ignore_index: Label of ignored pixels.
-        use_auxiliary_head: Whether a "simple" head on the block after two thirds of the encoder is trained too. It
-            does not change the output.
+        use_auxiliary_head: Whether to also train a "simple" head on the features after two thirds of the encoder. The
+            auxiliary head does not change the output.
         auxiliary_loss_weight: Weight of the cross-entropy of the auxiliary head.
     """
 
@@ -305,7 +305,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
-    """Queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
+    """Options of the queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
 
     Args:
         num_queries: Number Q of queries, the largest number of masks in an image.
@@ -315,10 +315,10 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         class_weight: Weight of the classes in matching and loss.
         mask_weight: Weight of the cross-entropy of masks in matching and loss.
         dice_weight: Weight of the Dice loss of masks in matching and loss.
-        no_object_weight: Weight in the class loss of queries without a mask, relative to queries with a mask.
+        no_object_weight: Weight of queries without a target mask in the class loss. Other queries have weight 1.
         train_num_points: Number of points at which each mask is sampled for the loss.
-        oversample_ratio: Number of random candidate points per point, from which uncertain points are selected.
-        importance_sample_ratio: Share of uncertain points among the points; the others are random.
+        oversample_ratio: Number of random candidates per sampled point, from which uncertain points are selected.
+        importance_sample_ratio: Fraction of the sampled points that are uncertain points; the others are random.
         score_threshold: Default score threshold of the pipeline of a saved model and of evaluations. Training runs set
             it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5 in evaluations.
     """
@@ -341,32 +341,33 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTDepthConfig(HfViTTaskConfig):
-    """Head and losses of monocular depth.
+    """Options of the head and losses of monocular depth estimation.
 
     Args:
         head: "linear": a 1x1 convolution from patch and CLS tokens to probabilities of depth bins (AdaBins,
             https://arxiv.org/abs/2011.14141; the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
-            "conv": transposed convolutions on the patch grid, of widths D, D/2, D/4, 1; "dpt": levels of the encoder
-            are reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
-        out_indices: Indices of the blocks that the head reads. By default the last one; for "dpt", as many evenly
-            spaced blocks as there are `neck_hidden_sizes`.
+            "conv": transposed convolutions on the patch grid, with widths D, D/2, D/4 and 1; "dpt": features of
+            several blocks are reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
+        out_indices: Indices of the blocks whose features the head uses, by default the last block. The default of
+            "dpt" is as many evenly spaced blocks as there are `neck_hidden_sizes`.
         neck_hidden_sizes: Widths of the levels of "dpt", from the finest to the coarsest.
         reassemble_factors: Resolution of each level of "dpt" relative to the patch grid: 1, 2, 3, … or 1/2, 1/3, …
-        readout_type: Use of the CLS token in "dpt": "ignore" it, "add" it to each patch, or "project" both together.
+        readout_type: How "dpt" uses the CLS token: "ignore" it, "add" it to each patch, or "project" each patch
+            together with it.
         fusion_hidden_size: Width of the fusion layers of "dpt".
         head_hidden_size: Width of the second-to-last layer of "dpt".
-        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT. The result
-            has about 16 times the resolution of the patch grid. Otherwise, each fusion resizes to the next level, and
-            the last one to the image size, as in Depth Anything (https://arxiv.org/abs/2401.10891).
+        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT. The output
+            has about 16 times the resolution of the patch grid. Otherwise, each fusion resizes its output to the size
+            of the next level, and the last fusion to the image size, as in Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
-        max_depth: Largest metric depth in meters; larger labels are ignored, and `None` means no limit. Heads with
-            depth bins need it. Training runs set it for new heads according to the training data, 10 for rooms.
+        max_depth: Maximum metric depth in meters; larger labels are ignored, and `None` means no limit. Heads with
+            depth bins require a limit. Training runs set it for new heads from the training data, such as 10 for rooms.
         min_depth: Depth in meters of the first bin, and the smallest label used in logarithms.
         num_bins: Number of depth bins of "linear" for metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
             "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative depth. By default "silog"
             or "ssi", according to `depth_estimation_type`.
-        silog_lambda: Share of the squared error due to a wrong global scale that "silog" ignores, from 0 to 1.
+        silog_lambda: Fraction, from 0 to 1, of the squared error due to a wrong global scale that "silog" ignores.
         gradient_loss_weight: Weight of the gradient matching loss that is added to "ssi".
     """
 
@@ -413,17 +414,18 @@ class HfViTDepthConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
-    """Masks, decoder and loss of masked image modeling.
+    """Options of the masks, decoder and loss of masked image modeling.
 
     Args:
         objective: "mae": the encoder processes the visible patches, and a decoder predicts the masked ones (MAE,
             https://arxiv.org/abs/2111.06377); "simmim": a mask token replaces masked patches, and a linear layer
             predicts their pixels (SimMIM, https://arxiv.org/abs/2111.09886), which needs `use_mask_token`.
-        mask_ratio: Share of masked patches, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
+        mask_ratio: Fraction of masked patches, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
         mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
-        mask_unit: Side, in patches, of the squares that "random" masks as a whole; 2 for SimMIM with patch size 16.
-        norm_pix_loss: Whether target pixels are normalized by mean and standard deviation of their patch; this
-            and the following options apply only to "mae".
+        mask_unit: Side, in patches, of the squares that mask type "random" masks as a whole. SimMIM with patch size 16
+            uses 2.
+        norm_pix_loss: Whether target pixels are normalized by the mean and standard deviation of their patch. This
+            option and the following ones apply only to "mae".
         decoder_hidden_size: Width of the decoder.
         decoder_num_hidden_layers: Number of decoder blocks.
         decoder_num_attention_heads: Number of attention heads of the decoder.
@@ -444,7 +446,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 
     @property
     def masked_share(self) -> float:
-        """Share of masked patches: `mask_ratio`, or the default of the objective."""
+        """Fraction of masked patches: `mask_ratio`, or the default of the objective."""
         if self.mask_ratio is not None:
             return self.mask_ratio
         return 0.75 if self.objective == "mae" else 0.6
@@ -465,7 +467,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTReconstructionConfig(HfViTTaskConfig):
-    """Latents, decoder and loss of image reconstruction.
+    """Options of the latents, decoder and loss of image reconstruction.
 
     Args:
         latent_type: "kl": a linear layer maps each patch to the mean and variance of a few numbers (the autoencoder of
@@ -476,9 +478,11 @@ class HfViTReconstructionConfig(HfViTTaskConfig):
         num_latent_layers: Number of last blocks whose normalized outputs are summed; only for "rae".
         noise_std: Standard deviation of the normal distribution from which the noise level of the latents of an image
             is drawn in training, so that the decoder also accepts generated latents; only for "rae".
-        scaling_factor: Factor that gives latents about variance 1, as in diffusers. Training runs set it.
-        pixel_loss: "l2" (squared differences, as PSNR) or "l1".
-        feature_weight: Weight of the cosine distance between features of image and reconstruction in a frozen encoder.
+        scaling_factor: Factor by which latents are multiplied to get a variance of about 1, as in diffusers. Training
+            runs set it.
+        pixel_loss: "l2" (squared differences, as in PSNR) or "l1" (absolute differences).
+        feature_weight: Weight of the cosine distance between the features of the image and of its reconstruction,
+            computed by a frozen encoder.
         decoder_hidden_size: Width of the decoder.
         decoder_num_hidden_layers: Number of decoder blocks.
         decoder_num_attention_heads: Number of attention heads of the decoder.
@@ -507,22 +511,23 @@ class HfViTReconstructionConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTJointEmbeddingConfig(HfViTTaskConfig):
-    """Projector and loss of joint-embedding pretraining.
+    """Options of the projector and loss of joint-embedding pretraining.
 
     Args:
-        objective: "lejepa": the embeddings of all views are pulled to the mean of the global views, and their
-            distribution to a normal distribution (https://arxiv.org/abs/2511.08544). "dino": a teacher, the model with
+        objective: "lejepa": the embeddings of all views are pulled to the mean of the global views, and the
+            distribution of embeddings to a normal distribution (https://arxiv.org/abs/2511.08544). "dino": a teacher, the model with
             averaged weights, assigns views and patches to prototypes, and the student predicts these assignments from
             other views and masked patches (DINOv2, https://arxiv.org/abs/2304.07193); it needs `use_mask_token`.
         projector_hidden_size: Width of the hidden layers of the projector.
-        embedding_size: Width E of the embeddings that are compared.
-        gaussian_weight: Weight in (0, 1) of the distance between embeddings and a standard normal distribution; the
-            distance between views has the remaining weight. Only for "lejepa".
+        embedding_size: Width E of the embeddings.
+        gaussian_weight: Weight w in (0, 1) of the distance between embeddings and a standard normal distribution. The
+            distance between views has weight 1 - w. Only for "lejepa".
         num_slices: Number of random directions, drawn at each step, along which the distribution of embeddings is
             tested; only for "lejepa".
         num_prototypes: Number K of prototypes. This and the following options apply only to "dino".
         student_temperature: Temperature that divides the cosine similarities of student embeddings and prototypes.
-        teacher_temperature: Final temperature of the teacher; it rises from 0.04 in the first 30 % of training steps.
+        teacher_temperature: Final temperature of the teacher. The temperature rises from 0.04 to this value in the
+            first 30 % of training steps.
         patch_weight: Weight of the loss of masked patches, relative to the loss of views.
         koleo_weight: Weight of the KoLeo loss, which spreads the features of different images
             (https://arxiv.org/abs/1806.03198).
@@ -551,7 +556,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTCaptionConfig(HfViTTaskConfig):
-    """Decoder and loss of image captioning.
+    """Options of the decoder and loss of image captioning.
 
     Args:
         vocab_size: Number of tokens in the vocabulary of the tokenizer.
@@ -561,7 +566,7 @@ class HfViTCaptionConfig(HfViTTaskConfig):
         intermediate_size: Width of the hidden layer of the MLP.
         max_position_embeddings: Maximum number of tokens of a text, including start and end.
         dropout: Dropout rate of the residual branches of the decoder.
-        label_smoothing: Probability in training that is spread evenly over all tokens
+        label_smoothing: Probability of the training targets that is spread evenly over all tokens
             (https://arxiv.org/abs/1512.00567).
         bos_token_id: Token id with which each text starts.
         eos_token_id: Token id of the end of a text.
@@ -609,12 +614,12 @@ MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
 class HfViTTaskFields(PreTrainedConfig):
     """Fields of `HfViTConfig` that hold the options of the tasks.
 
-    A saved model stores all options of its task in config.json. The defaults here apply to options that are not
-    stored, and must remain those of version 0.1.0. Better values belong in presets and training runs.
+    A saved model stores all options of its task in config.json. The defaults in this file apply to options that are
+    not stored, so they must remain those of version 0.1.0. Better values belong in presets and training runs.
 
     Args:
         segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
-            `None` means the defaults. The same holds for the following fields.
+            `None` means the defaults. The following fields accept the same types of values.
         universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
         depth_config: Options of `HfViTForDepthEstimation`.
         detection_config: Options of `HfViTForObjectDetection`.

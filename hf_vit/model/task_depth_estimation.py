@@ -31,7 +31,7 @@ if is_vision_available():
 Tensors = tuple[Tensor, ...]
 NUM_SCALES = 4  # Number of resolutions of the gradient matching loss.
 SILOG_EPS = 1e-12  # Smaller squared losses are set to 0, because the square root has an infinite gradient at 0.
-MIN_PREDICTION = 1e-6  # Smallest depth in meters, to which predictions are clamped before the logarithm.
+MIN_PREDICTION = 1e-6  # Minimum in meters to which predicted depths are clamped before the logarithm.
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -53,7 +53,7 @@ def to_depth(values: Tensor, options: HfViTDepthConfig) -> Tensor:
 
 
 class HfViTLinearDepthHead(nn.Module):
-    """Linear depth head: a linear layer on each patch token and the CLS token predicts scores of depth bins."""
+    """Linear depth head, which predicts scores of depth bins by a linear layer from each patch token and the CLS token."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class HfViTLinearDepthHead(nn.Module):
         parts = list(levels)
         if self.has_cls:
             parts += [prefix[:, 0, :, None, None].expand_as(levels[0]) for prefix in prefixes]
-        # Classify before resizing, which is equivalent because the layer is linear, and cheaper.
+        # Classify before resizing. This is equivalent, because the layer is linear, and faster.
         scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.max_depth is None:
@@ -142,7 +142,7 @@ class HfViTResidualConv(nn.Module):
 
 
 class HfViTFusion(nn.Module):
-    """Fuses the result of coarser levels with the next finer level (RefineNet, https://arxiv.org/abs/1611.06612)."""
+    """Fuses the features of coarser levels with the next finer level (RefineNet, https://arxiv.org/abs/1611.06612)."""
 
     def __init__(self, size: int, is_first: bool) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class HfViTDPTDepthHead(nn.Module):
         """Predicts depth (B, 1, ., .) from patch features (B, D, h, w) and prefix tokens (B, P, D) of several blocks.
 
         Blocks are ordered by their resolution after reassembling, from fine to coarse. The result has the size of the
-        image, or with `doubles_resolution` a multiple of the patch grid.
+        image or, with `doubles_resolution`, a multiple of the size of the patch grid.
         """
         parts = zip(self.convs, self.reassemble, levels, prefixes, strict=True)
         maps = [conv(reassemble(level, prefix)) for conv, reassemble, level, prefix in parts]
@@ -213,14 +213,14 @@ class HfViTDPTDepthHead(nn.Module):
     def forward_at_fixed_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Returns the result of `forward`, resized to a fixed multiple of the patch grid.
 
-        Images of different sizes, processed without padding, thus have the same scale and can be combined in a batch.
+        Outputs of images of different sizes thus have the same scale and can be combined in a batch.
         """
         size = multiple_of(levels[0], self.scale, self.scale)
         return F.interpolate(self(levels, prefixes), size=size, mode="bilinear", align_corners=True)
 
 
 def multiple_of(maps: Tensor, rows: int, columns: int) -> tuple[int, int]:
-    """Returns the height and width of maps (B, C, h, w) times `rows` and `columns`."""
+    """Returns the height of maps (B, C, h, w) times `rows`, and their width times `columns`."""
     return rows * maps.shape[-2], columns * maps.shape[-1]
 
 
@@ -280,7 +280,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         predicted = F.interpolate(predicted[:, None], size=size, mode="bilinear", align_corners=False).squeeze(1)
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
     if options.depth_estimation_type == "metric" and options.max_depth is not None:
-        valid &= labels <= options.max_depth  # Larger depths cannot be predicted.
+        valid &= labels <= options.max_depth  # Larger depths cannot be predicted, so they are ignored.
     labels = labels.where(valid, 1)  # Multiplying by the mask would not remove NaN, because 0 * NaN is NaN.
     if options.depth_estimation_type == "relative":
         images, weight = zip(predicted, 1 / labels, valid, strict=True), options.gradient_loss_weight
@@ -382,7 +382,7 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
 
 class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline):
-    """Depth estimation pipeline of transformers with batched image processing; see `BatchedImagePipeline`."""
+    """Depth estimation pipeline with batched image processing; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
 

@@ -1,4 +1,4 @@
-"""Image captioning: a text decoder that attends to the image tokens, its loss, generation, and pipeline.
+"""Image captioning: text decoder with attention to image tokens, loss, generation and pipeline.
 
 Shapes: B images, T texts (the same number for each image, in the order of the images), S tokens of a text, V tokens
 of the vocabulary, C channels, H W pixels, h w patch grid, L image tokens, E width and K blocks of the decoder.
@@ -23,12 +23,12 @@ from .shared import count_processes, sum_over_processes, to_float32_or_higher
 from .task_configurations import HfViTCaptionConfig
 
 
-IGNORED_TOKEN = -100  # label of tokens without loss, as in transformers
+IGNORED_TOKEN = -100  # label of tokens that are excluded from the loss, as in transformers
 GENERATION = {"num_beams": 3, "no_repeat_ngram_size": 3, "use_cache": False}  # arguments of `generate`
 
 
 class HfViTCrossAttention(nn.Module):
-    """Attention of the tokens of texts to the tokens of their image, with a norm before it."""
+    """Pre-norm cross-attention, in which the tokens of a text attend to the tokens of the image of the text."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class HfViTCrossAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, key_value: Tensor, mask: Tensor | None) -> Tensor:
         """Maps tokens (T, S, E), given keys and values (B, L, 2·E) and a mask (B, 1, 1, L) bool, to (T, S, E)."""
-        # All texts of an image are one sequence of queries, so that its keys and values are not repeated.
+        # Join all texts of an image to one sequence of queries, so that keys and values of the image are not repeated.
         query = self.query(self.norm(hidden_states)).reshape(len(key_value), -1, hidden_states.shape[-1])
         query, key, value = (
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for states in (query, *key_value.chunk(2, -1))
         )
-        # Always SDPA, as in attention pooling: there are few queries.
+        # SDPA is always used, because with few queries, the attention implementation does not matter.
         attended = F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2)
         return self.dropout(self.projection(attended.reshape(hidden_states.shape)))
 
 
 class HfViTCaptionDecoder(nn.Module):
-    """Predicts the next token of texts. Each block is preceded by attention to the image."""
+    """Text decoder that predicts the next token. Before each block, texts attend to their image."""
 
     def __init__(self, config: HfViTConfig, options: HfViTCaptionConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class HfViTCaptionDecoder(nn.Module):
     ) -> Tensor:
         """Returns logits (T, S, V) of the next tokens, given the keys and values (B, L, 2·K·E) of all blocks."""
         shown = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
-        # Prompts are padded on the left. Tokens that follow a long prompt share the last position.
+        # Positions ignore padding on the left of prompts. Tokens beyond the last position share it.
         positions = (shown.cumsum(dim=1) - 1).clamp(0, self.options.max_position_embeddings - 1)
         hidden_states = self.token_embedding(input_ids) + self.position_embedding(positions)  # (T, S, E)
         # Pass the cache (None) by position, because its argument name depends on the version of transformers.
@@ -89,9 +89,9 @@ def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -
 
 
 class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
-    """Describes images in words: a decoder with cross-attention to the tokens of the encoder.
+    """Image captioning model, whose text decoder attends to the tokens of the image encoder by cross-attention.
 
-    `generate` encodes the images once. A prompt is continued; an empty one gives a description.
+    `generate` encodes the images only once. It continues a prompt or, without a prompt, describes the image.
 
     Source: https://arxiv.org/abs/1411.4555, with the decoder of https://arxiv.org/abs/1706.03762.
     """
@@ -113,7 +113,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the options of `generate` with a checkpoint; those of an encoder have none and leave the defaults."""
+        """Loads the options of `generate` from a checkpoint. Checkpoints of an encoder have none, so defaults apply."""
         own = self.generation_config
         super().adjust_generation_fn(*args, **kwargs)
         self.generation_config = own if self.generation_config.eos_token_id is None else self.generation_config
@@ -125,7 +125,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
     def encode_images(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Any]:
-        """Returns what the decoder reads of images (B, C, H, W), see `image_states`, and the output of the encoder."""
+        """Returns the decoder input `image_states` for images (B, C, H, W), and the output of the encoder."""
         outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         return self.caption_head["connector"](outputs.last_hidden_state), outputs
 
@@ -148,17 +148,17 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             input_ids: Token ids (T, S) int64; by default only the start token, once for each image.
             attention_mask: (T, S), 0 for padding tokens on the left.
-            labels: The token ids (T, S) of which the loss is computed; -100 for tokens without loss, such as padding.
+            labels: Target token ids (T, S); -100 for tokens that are excluded from the loss, such as padding.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            image_states: (B, L, 2·K·E), the first result of `encode_images`, in place of `pixel_values`.
+            image_states: (B, L, 2·K·E), the first result of `encode_images`, instead of `pixel_values`.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             num_items_in_batch: Number of tokens by which the loss is divided: the sum of `count_items` over all
-                batches of a step on all processes; by default that of this batch, in training averaged over processes.
+                batches of a step on all processes; by default that of this batch, averaged over processes in training.
             **kwargs: `output_hidden_states`, `output_attentions` (both of the encoder), `return_dict`.
 
         Returns:
-            `logits` (T, S, V) and, given labels, `loss`: the cross-entropy of the next token, in training mode with
-            label smoothing.
+            `logits` (T, S, V) and, if labels are given, `loss`, the cross-entropy of the next token. Label smoothing
+            is applied only in training mode.
 
         Raises:
             ValueError: if an input does not fit the model; the message names valid values.
@@ -208,7 +208,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
 
         Args:
             inputs: Tokens (B, S) of prompts, padded on the left; by default only the start token.
-            pixel_values: See `forward`, also for the next two arguments.
+            pixel_values: See `forward`.
             patch_attention_mask: See `forward`.
             image_states: See `forward`.
             **kwargs: Other arguments of `GenerationMixin.generate`.
@@ -220,10 +220,10 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
 
 
 class HfViTImageTextToTextPipeline(ImageTextToTextPipeline):
-    """Image-text-to-text pipeline of transformers, which refuses untrained weights."""
+    """Image-text-to-text pipeline that raises an error if the model has untrained weights."""
 
     def __new__(cls, *args: Any, model: Any = None, **kwargs: Any) -> Any:
-        """Creates a pipeline; for models of other packages, it has the class of transformers."""
+        """Creates a pipeline. For models of other packages, this is the original pipeline of transformers."""
         if model is not None and model.config.model_type != "hf_vit":
             return ImageTextToTextPipeline(*args, model=model, **kwargs)
         return super().__new__(cls)
@@ -235,4 +235,4 @@ class HfViTImageTextToTextPipeline(ImageTextToTextPipeline):
         check_trained(self.model, self.model.name_or_path, self.model.untrained_weights)
 
     def check_model_type(self, supported_models: Any) -> None:
-        """Accepts models of this package, which the list of transformers does not contain."""
+        """Accepts models of this package, although the list of supported models in transformers does not contain them."""
