@@ -71,9 +71,9 @@ def read_image(
     `image` is a path, http(s) URL, base64 string or data URL, the bytes of a file, a PIL image, or a NumPy array or
     tensor (H, W), (C, H, W) or (H, W, C). Float values must range from 0 to 255 (or 1 / `rescale_factor`) if
     `do_rescale` is set; otherwise, if `do_normalize` is set, from 0 to 1. `input_data_format` is inferred by default.
-    `timeout` is the time limit of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
-    animation is read, and alpha is dropped. If torchcodec is installed, it decodes JPEG files to the same pixels as
-    PIL.
+    `timeout` is the time limit of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only
+    the first frame of an animation is read, and alpha is dropped. If torchcodec is installed, it decodes JPEG files to
+    the same pixels as PIL.
 
     Raises:
         OSError: If the image cannot be opened or decoded.

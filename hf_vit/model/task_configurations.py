@@ -121,8 +121,8 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         sigma: Standard deviation, in heatmap pixels, of the Gaussian around each keypoint in the target heatmap.
         flip_pairs: Pairs of keypoint indices that are swapped in a mirrored image, such as left and right eye.
         skeleton: Pairs of keypoint indices that are connected by a line in visualizations.
-        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for object keypoint similarity. The default is 0.05,
-            or the values of COCO if the keypoints have the names of its 17 keypoints.
+        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for object keypoint similarity
+            (OKS). The default is 0.05, or the values of COCO if the keypoints have the names of the 17 COCO keypoints.
         score_threshold: Default score threshold of the pipeline. Training runs set it; `None` means that all keypoints
             are returned.
     """
@@ -358,10 +358,12 @@ class HfViTDepthConfig(HfViTTaskConfig):
         head_hidden_size: Width of the second-to-last layer of "dpt".
         doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT. The output
             has about 16 times the resolution of the patch grid. Otherwise, each fusion resizes its output to the size
-            of the next level, and the last fusion to the image size, as in Depth Anything (https://arxiv.org/abs/2401.10891).
+            of the next level, and the last fusion to the image size, as in Depth Anything
+            (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
         max_depth: Maximum metric depth in meters; larger labels are ignored, and `None` means no limit. Heads with
-            depth bins require a limit. Training runs set it for new heads from the training data, such as 10 for rooms.
+            depth bins require a limit. Training runs set it for new heads from the training data, for example 10 for
+            rooms.
         min_depth: Depth in meters of the first bin, and the smallest label used in logarithms.
         num_bins: Number of depth bins of "linear" for metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
@@ -515,9 +517,10 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
 
     Args:
         objective: "lejepa": the embeddings of all views are pulled to the mean of the global views, and the
-            distribution of embeddings to a normal distribution (https://arxiv.org/abs/2511.08544). "dino": a teacher, the model with
-            averaged weights, assigns views and patches to prototypes, and the student predicts these assignments from
-            other views and masked patches (DINOv2, https://arxiv.org/abs/2304.07193); it needs `use_mask_token`.
+            distribution of embeddings to a normal distribution (https://arxiv.org/abs/2511.08544). "dino": a teacher,
+            the model with averaged weights, assigns views and patches to prototypes, and the student predicts these
+            assignments from other views and masked patches (DINOv2, https://arxiv.org/abs/2304.07193). "dino" requires
+            `use_mask_token`.
         projector_hidden_size: Width of the hidden layers of the projector.
         embedding_size: Width E of the embeddings.
         gaussian_weight: Weight w in (0, 1) of the distance between embeddings and a standard normal distribution. The

@@ -53,7 +53,7 @@ def to_depth(values: Tensor, options: HfViTDepthConfig) -> Tensor:
 
 
 class HfViTLinearDepthHead(nn.Module):
-    """Linear depth head, which predicts scores of depth bins by a linear layer from each patch token and the CLS token."""
+    """Depth head with one linear layer, which predicts scores of depth bins from patch tokens and the CLS token."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the options of `generate` from a checkpoint. Checkpoints of an encoder have none, so defaults apply."""
+        """Loads the options of `generate` from a checkpoint; encoder checkpoints have none, so defaults apply."""
         own = self.generation_config
         super().adjust_generation_fn(*args, **kwargs)
         self.generation_config = own if self.generation_config.eos_token_id is None else self.generation_config
@@ -235,4 +235,4 @@ class HfViTImageTextToTextPipeline(ImageTextToTextPipeline):
         check_trained(self.model, self.model.name_or_path, self.model.untrained_weights)
 
     def check_model_type(self, supported_models: Any) -> None:
-        """Accepts models of this package, although the list of supported models in transformers does not contain them."""
+        """Accepts models of this package, which are not in the list of supported models in transformers."""

@@ -31,7 +31,8 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
     Args:
         labels: Class numbers (B,) int64, in [0, num_labels).
         num_labels: Number K of labels.
-        label_smoothing: Probability spread evenly over all labels, in [0, 1) (https://arxiv.org/abs/1512.00567).
+        label_smoothing: Probability, in [0, 1), that is spread evenly over all labels
+            (https://arxiv.org/abs/1512.00567).
 
     Raises:
         ValueError: if a class number or `label_smoothing` is out of range.
@@ -54,10 +55,11 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
 
     Labels are class numbers (B,) int64, of which -100 is ignored, or floats (B, K): probabilities for
     "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression".
-    Regression of a single value also accepts (B,). In the last two cases, NaN marks a missing label, which is ignored.
+    Regression of a single value also accepts (B,). In multi-label classification and regression, NaN marks a missing
+    label, which is ignored.
     If `problem_type` is None, it is regression for K = 1, and single-label classification for K > 1.
     """
-    # The loss is computed in float32: half precision rounds it too much, and large targets would become infinite.
+    # Compute the loss in float32: half precision rounds too much, and large targets would become infinite.
     logits = to_float32_or_higher(logits)
     num_labels = logits.shape[1]
     if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
@@ -119,7 +121,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # Uses LeCun initialization. Weights near zero, as in the code of the ViT paper, pass very small gradients to
+        # Use LeCun initialization. Weights near zero, as in the code of the ViT paper, pass very small gradients to
         # the blocks, which makes short training runs from scratch worse and does not improve fine-tuning.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
@@ -226,7 +228,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 
 
 class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
-    """Image classification pipeline of transformers with batching; see `BatchedImagePipeline`."""
+    """Image classification pipeline with batched image processing; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
 
@@ -235,7 +237,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
     ) -> list[list[dict[str, Any]]]:
         """Returns the `top_k` labels of each image with their scores, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)
-        # Choose the activation as the latest version of transformers' pipeline does.
+        # Choose the activation in the same way as the pipeline in the latest version of transformers.
         is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
         usual = "none" if config.problem_type == "regression" else "sigmoid" if is_multi else "softmax"
         function = usual if function_to_apply is None else function_to_apply.value

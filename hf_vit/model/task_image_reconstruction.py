@@ -1,4 +1,4 @@
-"""Image reconstruction: autoencoder of images with latents per patch.
+"""Image reconstruction: an autoencoder whose latents are a few numbers per patch, with its loss.
 
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, L tokens, D
 hidden size, E hidden size of the decoder, Z latents per patch.
@@ -27,7 +27,7 @@ from .task_configurations import HfViTReconstructionConfig
 
 
 FIRST_LOGVAR = -9.0  # initial log variance of latents: the noise is small compared with their variance of about 1
-LOGVAR_RANGE = -30.0, 20.0  # as in diffusers
+LOGVAR_RANGE = -30.0, 20.0  # limits of log variances, as in diffusers
 
 
 class HfViTLatentDistribution:
@@ -62,7 +62,7 @@ class HfViTLatentDistribution:
         return 0.5 * (mean.square() + logvar.exp() - 1 - logvar)
 
     def kl(self) -> Tensor:
-        """Returns the KL divergence (B,), summed over the latents of an image."""
+        """Returns the KL divergence (B,) of each image, summed over latents."""
         return self.divergences().flatten(1).sum(dim=1)
 
 
@@ -100,7 +100,7 @@ class HfViTImageReconstructionOutput(ModelOutput):
 
 
 class HfViTLatentLayer(nn.Linear, HfViTInitialized):
-    """Layer from tokens to mean and log variance of latents, which starts with mean 0 and little variance."""
+    """Layer that maps tokens to the mean and log variance of latents; initially, mean 0 and low variance."""
 
     def initialize(self, std: float) -> None:
         """Sets the weights to 0, and the log variances to `FIRST_LOGVAR`."""
@@ -110,7 +110,7 @@ class HfViTLatentLayer(nn.Linear, HfViTInitialized):
 
 
 class HfViTZeroPixelPredictor(HfViTPixelPredictor, HfViTInitialized):
-    """Last layer of a decoder next to a shortcut: it starts with 0."""
+    """Last layer of a decoder with a shortcut. Initially, its outputs are 0, so only the shortcut has an effect."""
 
     def initialize(self, std: float) -> None:
         """Sets the weights to 0."""
@@ -119,11 +119,11 @@ class HfViTZeroPixelPredictor(HfViTPixelPredictor, HfViTInitialized):
 
 
 class HfViTKlAutoencoder(nn.Module):
-    """Maps tokens to normally distributed latents and back to pixels, both with a linear shortcut from pixels.
+    """Maps tokens to normally distributed latents, and latents to pixels, both with a linear shortcut.
 
     A linear layer maps latents to pixels, and the same matrix maps pixels to latents by projection onto its columns.
-    With principal directions of patches as columns, training starts from principal component analysis, which encoder
-    and decoder then improve. Source of the shortcut: DC-AE, https://arxiv.org/abs/2410.10733.
+    If the columns are the principal directions of patches, training starts from principal component analysis, and
+    encoder and decoder then improve it. Source of the shortcut: DC-AE, https://arxiv.org/abs/2410.10733.
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTReconstructionConfig) -> None:
@@ -139,7 +139,9 @@ class HfViTKlAutoencoder(nn.Module):
         mean, logvar = self.to_latents(levels[-1]).chunk(2, dim=-1)
         weight = self.shortcut.weight  # (p·q·C, Z)
         lengths = weight.square().sum(dim=0).clamp_min(1e-6)
-        with torch.autocast(weight.device.type, enabled=False):  # small differences of pixels matter
+        with torch.autocast(
+            weight.device.type, enabled=False
+        ):  # autocast would round small differences between pixels
             projected = (patches.to(weight.dtype) - self.shortcut.bias) @ weight / lengths
         return projected + mean, logvar
 
@@ -164,7 +166,7 @@ class HfViTRepresentationAutoencoder(HfViTInitialized):
         self.decoder = HfViTMaeDecoder(config, options, config.hidden_size)
 
     def initialize(self, std: float) -> None:
-        """Sets statistics without an effect. Training runs compute them from the training images."""
+        """Sets statistics that have no effect. Training runs replace them by those of the training images."""
         init.zeros_(self.latent_mean)
         init.ones_(self.latent_std)
 
@@ -182,7 +184,7 @@ AUTOENCODERS = {"kl": HfViTKlAutoencoder, "rae": HfViTRepresentationAutoencoder}
 
 
 class HfViTReconstructionHead(HfViTNamedHead):
-    """Holds latents and decoder of type `options.latent_type`."""
+    """Head that contains the autoencoder of type `options.latent_type`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTReconstructionConfig) -> None:
         if options.latent_type == "rae" and options.num_latent_layers > config.num_hidden_layers:
@@ -194,7 +196,7 @@ class HfViTReconstructionHead(HfViTNamedHead):
 
 
 class HfViTForImageReconstruction(HfViTPreTrainedModel):
-    """Autoencoder: the encoder maps an image to a few numbers per patch, a decoder maps these back to the image.
+    """Autoencoder, whose encoder maps an image to latents per patch, and whose decoder maps latents to images.
 
     The methods `encode` and `decode` follow `AutoencoderKL` of diffusers. Images have any size that is a multiple of
     the patch size.
@@ -205,14 +207,14 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         self.options = HfViTReconstructionConfig.of(config.reconstruction_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.reconstruction_head = HfViTReconstructionHead(config, self.options)
-        # A frozen encoder for `feature_weight`, in a tuple, so that it is not saved. Training runs set it.
+        # Frozen encoder for the loss term of `feature_weight`. Training runs set it. The tuple prevents saving it.
         self.feature_encoder: tuple[HfViTModel, ...] = ()
         self.post_init()
         self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
 
     @property
     def autoencoder(self) -> HfViTKlAutoencoder | HfViTRepresentationAutoencoder:
-        """The part between tokens of the encoder and pixels."""
+        """Module that maps encoder tokens to latents, and latents to pixels."""
         return self.reconstruction_head.decoder  # type: ignore[return-value]
 
     def encode(
@@ -271,7 +273,7 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         return_loss: bool = True,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTImageReconstructionOutput:
-        """Reconstructs images: from sampled latents in training, from the most likely ones in evaluation mode.
+        """Reconstructs images, from sampled latents in training mode, or the most likely latents in evaluation mode.
 
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
@@ -306,7 +308,7 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
     ) -> Tensor:
         """Returns the scalar loss of reconstructions of images, both (B, C, H, W).
 
-        It is the mean over images of the mean difference of the pixels without padding, plus `kl_weight` times the
+        The loss is the mean over images of the mean pixel difference without padding, plus `kl_weight` times the
         mean KL divergence per latent, plus `feature_weight` times the cosine distance of the features, if
         `feature_encoder` is set.
         """

@@ -23,7 +23,7 @@ from .shared import count_processes, gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
-# Points on [0, 3] at which characteristic functions are compared. By symmetry, they stand for 33 points on [-3, 3], as
+# Points in [0, 3] at which characteristic functions are compared. By symmetry, they represent 33 points in [-3, 3], as
 # in https://github.com/rbalestr-lab/lejepa. The paper lists 17 points on [-5, 5], which is less accurate.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
 ROUNDS = 3  # Number of Sinkhorn-Knopp iterations.
@@ -32,7 +32,7 @@ Sum = Callable[[Tensor], Tensor]
 
 
 class HfViTProjector(nn.Module):
-    """Maps pooled features to embeddings, by a three-layer MLP with batch norm over the views of all processes."""
+    """Three-layer MLP that maps pooled features to embeddings, with batch norm over the views of all processes."""
 
     def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class HfViTProjector(nn.Module):
 
 
 class HfViTPrototypes(nn.Module):
-    """Maps features to cosine similarities with prototypes, by a three-layer MLP."""
+    """Three-layer MLP that maps features to cosine similarities with prototypes."""
 
     def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class HfViTPrototypes(nn.Module):
 @torch.no_grad()
 @in_float32
 def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Converts cosines (N, K) with prototypes to assignment probabilities (N, K) that use all prototypes equally.
+    """Converts cosine similarities (N, K) to probabilities (N, K) that assign all K prototypes equally often.
 
     This is the Sinkhorn-Knopp algorithm as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all processes.
     `add` is the function that sums a tensor over processes.
@@ -86,7 +86,7 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
 
 @in_float32
 def view_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Returns the mean cross-entropy between cosines (B, V, K) of views and assignments (B, G, K) of global views.
+    """Returns the mean cross-entropy of cosine similarities (B, V, K) and assignments (B, G, K) of global views.
 
     Each view is compared with all global views except itself, as in DINO (https://arxiv.org/abs/2104.14294). `add`
     sums a tensor over processes.
@@ -100,7 +100,7 @@ def view_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, add
 
 @in_float32
 def patch_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
-    """Returns the cross-entropy between cosines (M, K) of masked patches and their assignments (M, K) by a teacher.
+    """Returns the cross-entropy of cosine similarities and teacher assignments, both (M, K), of masked patches.
 
     This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the patches that `masks`
     (V, N) hides in each view, then over the views of all processes. A view without masked patches has a loss of 0.
@@ -117,7 +117,7 @@ def koleo_loss(features: Tensor) -> Tensor:
     """Returns a loss that spreads the pooled features (B, G, D) of different images, summed over the G global views.
 
     This is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: the negative mean logarithm of the distance between
-    the normalized feature of an image and the nearest feature of another image on any process; 0 for one image.
+    the normalized feature of an image and the nearest feature of another image on any process. It is 0 for one image.
     """
     own = F.normalize(features, dim=-1)
     (rows,), shares, start = gather_rows(own.flatten(1))
@@ -147,8 +147,8 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
 
     This is SIGReg (https://arxiv.org/abs/2511.08544), the mean over views and slices of the Epps-Pulley statistic:
     the number of images times the squared difference between their characteristic function and that of a Gaussian,
-    integrated over [-3, 3] by the trapezoidal rule with a Gaussian weight. The images are those of all processes,
-    which all get the same loss; `add` sums a tensor over processes.
+    integrated over [-3, 3] by the trapezoidal rule with a Gaussian weight. The loss covers the images of all
+    processes and is equal on all processes; `add` sums a tensor over processes.
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
@@ -166,7 +166,7 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
 def view_loss(embeds: Tensor, num_global: int, add: Sum = sum_over_processes) -> Tensor:
     """Returns the mean squared distance of embeddings (B, V, E) from the mean of the G global views of their image.
 
-    The mean is over the images of all processes, which all get the same loss; `add` sums a tensor over processes.
+    The mean covers the images of all processes and is equal on all processes; `add` sums a tensor over processes.
     """
     centers = embeds[:, :num_global].mean(dim=1, keepdim=True)
     total = add((embeds - centers).square().mean(dim=(1, 2)).sum())
@@ -206,12 +206,12 @@ class HfViTJointEmbeddingOutput(ModelOutput):
 
 
 class HfViTForJointEmbedding(HfViTPreTrainedModel):
-    """Trains views of an image to have equal embeddings, to pretrain an encoder that all task models can load.
+    """Pretrains an encoder, which all task models can load, so that views of the same image have equal embeddings.
 
     The default objective is LeJEPA (https://arxiv.org/abs/2511.08544): embeddings of all views are pulled to the mean
     of the global views, and their distribution over images to a standard normal distribution, so that they cannot
-    collapse. It needs no teacher and no stopped gradient. The objective "dino" has a teacher: the same model with
-    averaged weights, called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
+    collapse. LeJEPA needs no teacher and no stopped gradient. The objective "dino" has a teacher, a copy of the model
+    with averaged weights that is called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -295,7 +295,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         )
 
     def assigned(self, embeds: Tensor, patches: Tensor | None, temperature: float | None = None) -> dict[str, Tensor]:
-        """Returns `teacher_probs` and `teacher_patch_probs`, from cosines (B, G, K) of views and (M, K) of patches."""
+        """Returns `teacher_probs` and `teacher_patch_probs` for similarities of views (B, G, K) and patches (M, K)."""
         temperature = self.options.teacher_temperature if temperature is None else temperature
         found = {"teacher_probs": assign(embeds.flatten(0, 1), temperature).unflatten(0, embeds.shape[:2])}
         return found if patches is None else {**found, "teacher_patch_probs": assign(patches, temperature)}
@@ -311,7 +311,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> dict[str, Tensor]:
         """Returns a dictionary of losses of embeddings (B, V, E) and of features (B, G, D) of the global views.
 
-        For "dino", they also depend on cosines of masked patches (M, K), masks (B·G, N) and teacher assignments.
+        For "dino", losses also depend on masks (B·G, N), similarities (M, K) of masked patches, and teacher outputs.
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":

@@ -150,11 +150,11 @@ def keypoint_loss(
     mask: Tensor | None = None,
     num_images: Tensor | int | None = None,
 ) -> Tensor:
-    """Returns the sum of the losses of images divided by `num_images`, by default the batch size.
+    """Returns the sum of the image losses, divided by `num_images`, by default the batch size.
 
-    To split a global batch into parts, pass its number of images for each part: the losses then add up to its loss.
+    If the parts of a global batch are called with the total number of images, their losses add up to the batch loss.
     The loss of an image is the mean squared error of its heatmaps, averaged over keypoints. The error is 0 for
-    keypoints that are not labeled or too far outside the image.
+    keypoints that are unlabeled or too far outside the image.
 
     `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1
     hidden, 2 visible), checked only on the CPU. `mask` (B, h, w) is False for padding.
@@ -203,12 +203,12 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
 
 @torch.no_grad()
 def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Decodes heatmaps (B, K, h', w') to points (B, K, 2), x and y in heatmap pixels, and scores (B, K).
+    """Decodes heatmaps (B, K, h', w') to points (B, K, 2) as x and y in heatmap pixels, and scores (B, K).
 
     The score is the maximum of the heatmap. As in DARK (https://arxiv.org/abs/1910.06278), the position of the maximum
     is refined by one step of Newton's method on the logarithm of the blurred heatmap, which finds the center of a
     Gaussian. Near the border, the heatmap is not blurred, and derivatives are computed at the nearest inner pixel. If
-    there is no peak or the step is too large, the maximum is not refined. Computed in float32 or higher precision.
+    there is no peak or the step is too large, the maximum is not refined. All steps use at least float32 precision.
     """
     heatmaps = to_float32_or_higher(heatmaps)
     height, width = heatmaps.shape[-2:]
@@ -253,7 +253,7 @@ def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # same value as in the published implementation of DARK
+    eps = torch.finfo(torch.float32).eps  # the value in the published implementation of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2
@@ -324,8 +324,8 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
                 which is 0 (not labeled), 1 (hidden) or 2 (visible).
             patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
-            num_items_in_batch: Number of images by which the loss is divided, such as the number in all batches of a
-                step on all processes; by default the number in this batch.
+            num_items_in_batch: Number of images by which the loss is divided, for example of all batches of a step on
+                all processes. The default is the number of images of this batch.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -351,7 +351,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
     def predict_flipped(
         self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
     ) -> HfViTKeypointDetectionOutput:
-        """Averages the predictions for images and mirrored images, which is twice as slow and slightly more accurate.
+        """Averages the predictions for images and mirrored images. This is twice as slow and slightly more accurate.
 
         Args:
             pixel_values: Images (B, C, H, W).
@@ -473,7 +473,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
     def _one_by_one(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("This pipeline has no steps for single images. Call the pipeline instead.")
 
-    # Abstract methods of `Pipeline`, which batched processing does not call
+    # Batched processing does not call these abstract methods of `Pipeline`.
     preprocess = _forward = postprocess = _one_by_one
 
 

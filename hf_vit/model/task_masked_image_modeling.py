@@ -28,8 +28,8 @@ from .task_configurations import HfViTMaskedImageModelingConfig
 
 
 # Size limits of the blocks of a blockwise mask, as in BEiT (https://arxiv.org/abs/2106.08254)
-SMALLEST_BLOCK = 16 / 196  # smallest share of the image that a block covers
-LOWEST_ASPECT = 0.3  # smallest height-to-width ratio of a block; the largest is its reciprocal
+SMALLEST_BLOCK = 16 / 196  # minimum fraction of the image that a block covers
+LOWEST_ASPECT = 0.3  # minimum height-to-width ratio of a block; the maximum ratio is the reciprocal
 # Constant added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
 EPSILON = 1e-6
 
@@ -73,7 +73,7 @@ def draw_mask(
 ) -> Tensor:
     """Draws a mask (B, N) bool, True for patches hidden from the encoder.
 
-    `count_masked` determines the number of masked patches of each image. Padding, which is False in
+    The function `count_masked` computes the number of masked patches of each image. Padding, which is False in
     `patch_attention_mask` (B, h, w), is never masked. `noise` (B, N) replaces the random numbers of `random_mask`.
     Raises `ValueError` if `noise` has the wrong shape or is given for a blockwise mask.
     """
@@ -92,7 +92,7 @@ def draw_mask(
 
 
 def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
-    """Masks the patches with the most `noise` (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`."""
+    """Masks the patches with the largest `noise` (B, h, w), as in MAE (https://arxiv.org/abs/2111.06377)."""
     # Squares with a side of `unit` patches are masked as a whole, according to the noise of their first patch (SimMIM,
     # https://arxiv.org/abs/2111.09886). The last square may be masked in part, to reach the exact number of patches.
     height, width = noise.shape[1:]
@@ -118,8 +118,8 @@ def blockwise_mask(
     generator: Generator | None = None,
 ) -> Tensor:
     """Masks rectangles of random size, aspect ratio and position until enough patches are masked; see `draw_mask`."""
-    # BEiT (https://arxiv.org/abs/2106.08254). Blocks may overlap. The last block is masked only in part, from its top
-    # left corner, to reach the exact number of patches. Mask and generator are on the CPU.
+    # As in BEiT (https://arxiv.org/abs/2106.08254), blocks may overlap. Only a part of the last block is masked,
+    # starting at its top left corner, to reach the exact number of patches. Mask and generator are on the CPU.
     grids = [grid] * batch if patch_attention_mask is None else image_grids(patch_attention_mask)
     mask = torch.zeros(batch, *grid, dtype=torch.bool)
     for own, (rows, columns) in zip(mask, grids, strict=True):
@@ -157,7 +157,7 @@ def visible_patches(
     `ValueError` if an image has no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
-    if torch.compiler.is_exporting():  # masked patches serve as padding, because sizes in exported programs are fixed
+    if torch.compiler.is_exporting():  # exported programs have fixed sizes, so masked patches are used as padding
         return torch.arange(hidden.shape[1], device=hidden.device).expand_as(hidden), ~hidden
     has_fillers = False
     if num_visible is None:
@@ -192,7 +192,7 @@ class PatchScale:
 def masked_image_modeling_loss(
     logits: Tensor, targets: Tensor, mask: Tensor, objective: Literal["mae", "simmim"]
 ) -> Tensor:
-    """Returns the mean over images of the mean error of the masked patches, in float32 or float64.
+    """Returns the mean error of the masked patches of each image, averaged over images, in float32 or float64.
 
     Predicted and target pixels are (B, N, p·q·C), as returned by `patchify`, and normalized with `PatchScale` if
     `norm_pix_loss` is set. Errors are squared for "mae" and absolute for "simmim". If all images have the same number

@@ -47,7 +47,7 @@ from .task_configurations import HfViTDetectionConfig
 NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # Minimum target probability of a matched query, even if its box has a low IoU.
-# Weight of the class cost in matching: that of DETR for cross-entropy, that of later detectors for sigmoid losses.
+# Weight of the class cost in matching: as in DETR for cross-entropy, and as in later detectors for sigmoid losses.
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
 
@@ -157,8 +157,8 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 def loss_normalizers(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
     """Returns the normalizers (2,) of the classification and box losses, which add up over the parts of a batch.
 
-    Both are the number of boxes. With "cross_entropy", the classification loss is instead divided by the sum of the
-    weights of all queries, as in DETR. Queries without an object have a smaller weight.
+    Both normalizers are the number of boxes. The exception is the classification loss "cross_entropy": as in DETR, its
+    normalizer is the sum of the weights of all queries. Queries without an object have a smaller weight.
     """
     counts = [len(target["class_labels"]) for target in labels]
     if class_loss_of(options) != "cross_entropy":
@@ -178,10 +178,10 @@ def detection_loss(
     """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
     Losses are summed over images and divided by `divisors` (2,), from `loss_normalizers`. If the parts of a global
-    batch use the divisors of the whole batch, their losses add up to its loss. Labels are `class_labels` (M,) and
-    `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
-    Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
-    layer number as a suffix, such as `loss_ce_0`.
+    batch use the divisors of the whole batch, their losses add up to the total loss. Labels are `class_labels` (M,)
+    and `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all
+    objects. Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers
+    have the layer number as a suffix, such as `loss_ce_0`.
     """
     weights = {"loss_ce": 1.0, "loss_bbox": options.bbox_weight, "loss_giou": options.giou_weight}
     class_divisor, box_divisor = (divisors * num_groups).unbind()
@@ -222,7 +222,7 @@ def prediction_losses(
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
-    # If there are no boxes, this zero still gives every weight a gradient, as DDP requires, and it is never NaN.
+    # Without boxes, the loss is this zero, which gives every weight a gradient, as DDP requires, and is never NaN.
     nothing = (boxes * 0).nan_to_num().sum()
     class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
     return class_sum, box_sum + nothing, giou_sum
@@ -289,10 +289,10 @@ def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor
 
 
 def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Converts boxes relative to the whole image to boxes relative to the part of the image that the model sees.
+    """Converts boxes relative to the whole image to boxes relative to the part that the model input covers.
 
     Only labels that the image processor creates from annotations contain this part, as `window`; other labels are
-    returned unchanged. If `patch_attention_mask` is `None`, it is read from the labels too, because transformers'
+    returned unchanged. If `patch_attention_mask` is `None`, it is also read from the labels, because transformers'
     example scripts collate only images and labels.
     """
     if not isinstance(labels, list | tuple) or not all(isinstance(own, Mapping) and "window" in own for own in labels):
@@ -391,8 +391,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             num_items_in_batch: Normalizers (2,) of the classification and box losses: the sum of `count_items` over
-                all batches of a step on all processes. The default is the normalizers of this batch, in
-                training averaged over processes.
+                all batches of a step on all processes. By default, those of this batch are used, averaged over
+                processes in training.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -483,7 +483,7 @@ MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["hf_vit"] = HfViTForObjectDetection.__n
 
 
 class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline):
-    """Object detection pipeline of transformers with batched image processing, see `BatchedImagePipeline`.
+    """Object detection pipeline with batched image processing, see `BatchedImagePipeline`.
 
     The default `threshold` is the one selected in the training run. `nms_threshold` enables non-maximum suppression,
     see `post_process_object_detection`.

@@ -55,7 +55,7 @@ def make_simple_head(config: HfViTConfig, options: HfViTSegmentationConfig, in_s
 
 
 class HfViTConvSegmentationHead(nn.Module):
-    """Head with convolutions that are each followed by 2x upsampling (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
+    """Head with convolutions, each followed by 2x upsampling (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
@@ -146,13 +146,13 @@ class HfViTSegmentationHead(HfViTNamedHead):
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
             return run_unpadded(decoder, mask, maps)
-        # The linear head processes each patch separately, so padding is removed after it.
+        # The linear head processes each patch separately, so padding can be removed after the head.
         return run_unpadded(nn.Identity(), mask, decoder(maps, mask))
 
 
 @in_float32
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
-    """Returns the mean loss per image between logits (B, K, h, w), which are resized, and labels (B, H, W).
+    """Returns the mean loss per image of logits (B, K, h, w), which are resized to the labels (B, H, W).
 
     The loss of an image is the mean over pixels not labeled `semantic_loss_ignore_index`, or 0 if there are none. The
     loss of a batch is thus independent of how it is split over processes and accumulation steps.
@@ -411,7 +411,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 
 
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
-    """Segmentation pipeline of transformers with batched image processing, for semantic and universal models.
+    """Image segmentation pipeline with batched image processing, for semantic and universal segmentation models.
 
     The default `threshold` is the one selected in the training run. See `BatchedImagePipeline` for arguments.
     """

@@ -60,7 +60,7 @@ class HfViTUpscale(nn.Module):
 
 
 class HfViTUniversalSegmentationHead(HfViTInitialized):
-    """Head with learned queries and the layers that predict masks and classes from them."""
+    """Head with learned queries and the layers that predict a mask and a class from each query."""
 
     mask_probabilities: Tensor
 
@@ -73,7 +73,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.mask_embedding = make_mask_embedding(width)
         self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
-        # Probability that a query attends only to its own mask, for each block with queries
+        # For each block with queries, the probability that a query attends only to its own mask
         self.register_buffer("mask_probabilities", torch.ones(self.num_blocks))
         self.masked_blocks = [True] * self.num_blocks  # updated by `update_masked_blocks`
 
@@ -145,8 +145,8 @@ def grid_points(num_points: int, like: Tensor) -> Tensor:
 def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
     """Samples `num_points` points (R, T, 2), x and y in [0, 1], mostly where mask logits (R, H, W) are uncertain.
 
-    As in PointRend (https://arxiv.org/abs/1912.08193), a share of `importance_ratio` are the most uncertain points of
-    `oversample_ratio * num_points` random candidates. The remaining points are uniformly random.
+    As in PointRend (https://arxiv.org/abs/1912.08193), a fraction `importance_ratio` of the points are the most
+    uncertain points of `oversample_ratio * num_points` random candidates. The remaining points are uniformly random.
     """
     num_chosen = int(importance_ratio * num_points)
     candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
@@ -361,7 +361,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns the predictions (masks, classes), the final one last, and the tokens after the final norm.
 
-        The predictions before a block are computed in training, and if the block uses masked attention.
+        The predictions before a block are computed only in training or if the block uses masked attention.
         """
         head, model = self.universal_segmentation_head, self.model
         hidden_states, blocks = model.start_blocks(pixel_values, patch_attention_mask, **kwargs)

@@ -157,13 +157,13 @@ def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTraine
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
         raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is not encoder-only.")
-    chosen = config._attn_implementation  # the default, SDPA, is not passed on: some encoders do not support it
+    chosen = config._attn_implementation  # SDPA, the default, is omitted, because some encoders do not support it
     given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
     return without_pooler(AutoModel.from_config(encoder_config, **given))
 
 
 class HfViTContrastiveHead(HfViTInitialized):
-    """Projects pooled images and texts to the same width and compares them."""
+    """Projects pooled images and texts to the same width and computes their similarity."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         """Freezes the image tower, so that only the text tower is trained (LiT, https://arxiv.org/abs/2111.07991).
 
         The image projection, if there is one, is still trained. Call this method before the optimizer is built.
-        Checkpoints do not store that the tower is frozen.
+        Checkpoints do not store whether the image tower is frozen.
         """
         self.model.requires_grad_(False)
 
@@ -387,7 +387,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
     def truncate_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Truncates token ids and attention mask (T, S), with a warning, to the maximum length of the text tower."""
-        # transformers' zero-shot pipeline does not truncate texts and has no option to do so.
+        # The zero-shot pipeline of transformers does not truncate texts and has no option to do so.
         own = self.text_options.encoder_config is None
         limits = vars(self.text_options if own else self.text_model.config)
         length, longest = input_ids.shape[1], limits.get("max_position_embeddings")
@@ -400,7 +400,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             f"with tokenizer(texts, truncation=True, max_length={longest})."
         )
         kept = input_ids[:, :longest]
-        if self.text_options.effective_pooling == "eos":  # truncated texts need an end token too
+        if self.text_options.effective_pooling == "eos":  # truncated texts also need an end token
             end = self.text_options.eos_token_id
             assert end is not None  # the configuration ensures this
             is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
@@ -464,7 +464,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotImageClassificationPipeline):
-    """Zero-shot image classification pipeline of transformers with batching; see `BatchedImagePipeline`.
+    """Zero-shot image classification pipeline with batched image processing; see `BatchedImagePipeline`.
 
     The candidate labels of a call are encoded only once.
     """
