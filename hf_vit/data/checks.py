@@ -80,7 +80,7 @@ def drop_unreadable(
         splits: Examples by split. A column `label`, if present, must be of type `datasets.ClassLabel`.
         unreadable: Output of `unreadable_images` or `check_dense` for each split.
         skip_unreadable: Whether to remove these images with a warning instead of raising an error.
-        fault: Description of the problem for messages.
+        fault: Description of the problem in warnings and error messages.
 
     Raises:
         ValueError: if there are unreadable images and `skip_unreadable` is not set, or if a split or a class of
@@ -116,7 +116,7 @@ def drop_unreadable(
 def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
     """Find examples whose image or target cannot be used for training, by reading all of them.
 
-    Detected problems are unreadable files, a target or annotation with another size than its image, unknown classes
+    Detected problems are unreadable files, a target or annotation whose size differs from its image, unknown classes
     or colors in masks, and targets of a wrong type. Depth maps without a valid pixel only cause a warning.
 
     Args:

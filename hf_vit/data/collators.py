@@ -23,14 +23,14 @@ from .targets import target_of, without_crowds
 
 
 NO_RESIZE = {"do_resize": False, "do_center_crop": False}
-# Arguments of the image processor and the example keys that are passed to them, by kind of target
+# For each kind of target: the arguments of the image processor, and the keys of an example that are passed to them.
 PROCESSOR_ARGUMENTS = {
     "segmentation_map": {"segmentation_maps": "segmentation_map"},
     "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
     "depth_map": {"depth_maps": "depth_map"},
     "boxes": {"boxes": "boxes", "class_labels": "class_labels"},
 }
-MOST_CAPTIONS = 5  # captions of an image in one batch
+MOST_CAPTIONS = 5  # maximum number of captions per image in a batch
 DENSE = ("segmentation_map", "masks", "depth_map")
 
 
@@ -122,7 +122,7 @@ class DensePredictionCollator(Collator):
         if not examples[0].keys() & {*DENSE}:
             _check_has(examples[0], *DENSE)
         name = next(name for name in DENSE if name in examples[0])
-        # No label reduction, because the class numbers of the examples already start at 0.
+        # Disable label reduction, because the class numbers of the examples already start at 0.
         options = {"do_reduce_labels": False} if name == "segmentation_map" else {}
         if isinstance(examples[0]["image"], Tensor):
             options |= NO_RESIZE
@@ -281,13 +281,13 @@ class CaptionCollator:
         texts = [f"{text}{end}" for own in captions for text in own + [""] * (most - len(own))]
         tokens = self.processor(text=texts, return_tensors="pt", padding_side="right")
         shown = tokens["attention_mask"].bool() & torch.tensor([text != end for text in texts])[:, None]
-        shown[:, 0] = False  # nothing predicts the first token
+        shown[:, 0] = False  # the first token is never predicted, so it has no label
         batch |= {"input_ids": tokens["input_ids"], "labels": tokens["input_ids"].masked_fill(~shown, IGNORED_TOKEN)}
         return _with_targets(batch, examples, self.keeps_targets)
 
 
 def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a fixed mask seed and the class of an image, as target of masked image modeling.
+    """Return a fixed mask seed and the class of an image, as the target of masked image modeling.
 
     Returns:
         `mask_seed`, the index of the image in the dataset, so that the image always gets the same mask, and

@@ -23,9 +23,9 @@ from .targets import encoded_bytes, target_of
 
 
 READ_AHEAD = 16  # Number of targets held in memory at the same time.
-# Targets with one value per pixel.
+# Keys of targets with one value per pixel.
 PIXELWISE = ("segmentation_map", "masks", "depth_map")
-# Must not change: validation scores are comparable only if the same images are held out every time.
+# Do not change this seed: validation scores are comparable only if the same images are held out every time.
 SPLIT_SEED = 0
 ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -21,7 +21,7 @@ from torch import nn
 CHUNK_SIZE = 64
 MAX_HASHED_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
 THREADS = 8
-FEATURE_FOLDER = "hf_vit_features"  # subfolder of the datasets cache for features, named by digests
+FEATURE_FOLDER = "hf_vit_features"  # subfolder of the `datasets` cache that holds features, named by digests
 
 
 def fingerprint(rows: Dataset) -> dict[str, Any]:

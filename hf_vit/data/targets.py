@@ -23,7 +23,7 @@ from .formats.files import NPY_START, joined
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
-    """Return the bytes of a cell of type `datasets.Image(decode=False)`. Error messages call its content `what`."""
+    """Return the bytes of a cell of type `datasets.Image(decode=False)`. `what` names it in error messages."""
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
         return bytes(content)
@@ -176,7 +176,7 @@ def _pack(colors: np.ndarray, shifts: tuple[int, int, int]) -> np.ndarray:
 
 
 Row = Mapping[str, Any]
-# Keys of each kind of target that is a dictionary
+# Keys of each kind of target that is stored as a dictionary.
 TARGETS = (
     ("masks", "class_labels", "is_crowd"),
     ("boxes", "class_labels", "is_crowd", "areas", "size"),
@@ -184,7 +184,7 @@ TARGETS = (
     ("captions",),
 )
 SINGLE_TARGETS = ("segmentation_map", "depth_map", "label", "class_number")
-# Keys whose values have one row per object
+# Keys of targets whose values have one row per object.
 PER_OBJECT_KEYS = ("masks", "boxes", "areas", "class_labels")
 
 

@@ -77,7 +77,7 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
 def number_between(low: float, high: float) -> float:
     """Return the midpoint of two scores, rounded to as few digits as possible (at least 3).
 
-    The rounded value lies strictly between both scores, also when it is converted to float32.
+    The rounded value lies strictly between both scores, even after conversion to float32.
     """
     for digits in range(3, 18):
         value = float(f"{(low + high) / 2:.{digits}g}")
@@ -209,7 +209,7 @@ class BaseEvaluator(ABC):
 
     parts = "classes"  # Plural noun for the entries of `per_class`.
     class_score = ""  # Name of the score per class that is drawn as a bar chart.
-    tries = False  # Whether the score threshold is chosen in a separate evaluation.
+    tries = False  # Whether a separate evaluation chooses the score threshold.
     can_split_batch = False  # Whether a batch can be split between several GPUs of one process.
     caption = "Image, truth and prediction"  # Caption of the figure that `draw` creates; empty if it draws nothing.
 

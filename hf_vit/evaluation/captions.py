@@ -9,8 +9,9 @@ from .base import StreamedMetric
 class CaptionMetric(StreamedMetric):
     """BLEU-4 of all generated captions, and their mean ROUGE-L, both in [0, 1], computed by torchmetrics.
 
-    BLEU (https://aclanthology.org/P02-1040) compares with all captions of an image, in lower case and with the tokens
-    "13a" of sacreBLEU. ROUGE-L (https://aclanthology.org/W04-1013) is the F1 of the most similar caption of an image.
+    BLEU (https://aclanthology.org/P02-1040) compares each generated caption with all captions of its image, in lower
+    case and with the tokenizer "13a" of sacreBLEU. ROUGE-L (https://aclanthology.org/W04-1013) is the F1 for the most
+    similar caption of the image.
     """
 
     score_names = ("bleu_4", "rouge_l")
@@ -21,7 +22,7 @@ class CaptionMetric(StreamedMetric):
 
     def compute(self) -> dict[str, float]:
         """Return `bleu_4` and `rouge_l` of all images."""
-        from torchmetrics.functional.text import rouge_score, sacre_bleu_score  # takes a second
+        from torchmetrics.functional.text import rouge_score, sacre_bleu_score  # Imported lazily: the import is slow
 
         if not self.records:
             return dict.fromkeys(self.score_names, math.nan)

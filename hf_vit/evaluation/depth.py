@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import StreamedMetric, as_array, check_same_size
 
 
-# Evaluated region of the image: top, bottom, left and right relative to height and width, as in common evaluation code
+# Evaluated image regions: top, bottom, left and right relative to height and width, as in common evaluation code.
 CROPS = {
     "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2; excludes the invalid border of the Kinect
     "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
@@ -109,7 +109,7 @@ class DepthMetric(StreamedMetric):
             centered, inverse_target = prediction - prediction.mean(), 1 / target
             variance = centered @ centered
             scale = centered @ inverse_target / variance if variance else 0.0
-            inverse = scale * centered + inverse_target.mean()  # Least squares fit
+            inverse = scale * centered + inverse_target.mean()  # Least-squares fit of 1 / target
             prediction = 1 / np.maximum(inverse, 1 / self.max_depth)
         return np.clip(prediction, self.min_depth, self.max_depth)
 

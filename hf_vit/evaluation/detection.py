@@ -163,7 +163,8 @@ class CocoMetric(StreamedMetric):
         Precisions have the axes (IoU threshold, recall, class), recalls (IoU threshold, class). Values are NaN for
         classes without objects.
         """
-        values = self._evaluate().eval[what][..., 0, -1]  # Objects of all areas, highest limit of detections per image
+        # Index 0 selects objects of all areas, and index -1 the highest limit of detections per image.
+        values = self._evaluate().eval[what][..., 0, -1]
         return np.where(values < 0, np.nan, values)
 
     def _images(self) -> list[list[Record]]:
@@ -174,7 +175,7 @@ class CocoMetric(StreamedMetric):
         from faster_coco_eval import COCO, COCOeval_faster  # Imported lazily: an optional dependency
 
         if self._evaluated is None:
-            images = self._images()  # A fixed order, because COCO ranks detections of equal score by position
+            images = self._images()  # In fixed order: COCO ranks detections of equal score by position
             objects, detections = (COCO(self._dataset(images, part)) for part in ("objects", "detections"))
             self._evaluated = COCOeval_faster(objects, detections, iouType=self.iou_type, **self.options)
             self._evaluated.run()

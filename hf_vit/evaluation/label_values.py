@@ -14,7 +14,7 @@ from .classification import LogitsMetric
 
 
 class LabelValueMetric(LogitsMetric):
-    """Base class of metrics that compare the logits (K,) of an image with K labels or values. Missing ones are NaN."""
+    """Base class of metrics that compare the logits (K,) of an image with K labels or values, NaN if missing."""
 
     problem_type: str
 
@@ -46,7 +46,7 @@ class LabelValueMetric(LogitsMetric):
 
 
 class MultiLabelMetric(LabelValueMetric):
-    """Mean average precision, and F1 scores of the labels with a probability above 0.5.
+    """Mean average precision, and F1 scores of labels predicted with a probability above 0.5.
 
     `mean_ap` is the mean average precision over classes with a positive label. `macro_f1` is the mean F1 over classes
     with a positive label or a positive prediction. `micro_f1` is computed over all labels together. Definitions follow

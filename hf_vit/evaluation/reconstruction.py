@@ -9,12 +9,12 @@ from torch import Tensor
 from .base import StreamedMetric, mean_without_nan
 
 
-LEAST_SIDE = 11  # pixels of the window of SSIM
+LEAST_SIDE = 11  # Side of the SSIM window in pixels.
 
 
 @dataclass(frozen=True)
 class ReconstructedImage:
-    """An image and its reconstruction, (C, H, W) with values in [0, 1], and pictures in units of the model input."""
+    """An image and its reconstruction (C, H, W) in [0, 1], and pictures normalized like the model input."""
 
     image: Tensor
     reconstruction: Tensor
@@ -24,8 +24,8 @@ class ReconstructedImage:
 class ReconstructionMetric(StreamedMetric):
     """Means over images of `psnr` in dB and `ssim`, computed by torchmetrics for values in [0, 1].
 
-    Images with a side of less than 11 pixels have no SSIM. Sources: PSNR is -10 log10 of the mean squared error; SSIM,
-    https://doi.org/10.1109/TIP.2003.819861.
+    Images with a side of less than 11 pixels have no SSIM. PSNR is -10 log10 of the mean squared error. SSIM is
+    defined in https://doi.org/10.1109/TIP.2003.819861.
     """
 
     score_names = ("psnr", "ssim")
@@ -45,6 +45,6 @@ class ReconstructionMetric(StreamedMetric):
         return float(peak_signal_noise_ratio(found, true, data_range=1.0)), ssim
 
     def compute(self) -> dict[str, float]:
-        """Return the mean scores."""
+        """Return the mean PSNR and SSIM of all images added so far."""
         columns = zip(*self.records, strict=True) if self.records else ((), ())
         return {name: mean_without_nan(values) for name, values in zip(self.score_names, columns, strict=True)}

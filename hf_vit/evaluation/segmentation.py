@@ -252,7 +252,7 @@ class UniversalMetric(StreamedMetric):
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
-        # Metric of panoptic quality for each candidate score threshold
+        # One metric of panoptic quality for each candidate score threshold.
         self.tried = {threshold: PanopticMetric(names, thing_ids) for threshold in TRIED_THRESHOLDS}
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,14 +299,14 @@ class UniversalMetric(StreamedMetric):
     def best_threshold(self) -> Threshold | None:
         """Return the candidate score threshold of segments with the best panoptic quality (PQ).
 
-        Returns the default of 0.5 if it is about as good. If PQ is not computed, returns the best threshold for
+        Returns the default of 0.5 if its PQ is about as good. If PQ is not computed, returns the best threshold for
         instances.
         """
         if PANOPTIC not in self.parts:
             return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
         qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
         best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
-        if not qualities[best] > 0:  # Also true for NaN
+        if not qualities[best] > 0:  # Also returns None if the best quality is NaN
             return None
         best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
         return Threshold(best, qualities[best], measure="PQ")

@@ -1,4 +1,4 @@
-"""Image features: tokens of a model. Raw pixels and the tokens of an untrained model serve as baselines.
+"""Image features from the tokens of a model, with raw pixels and tokens of an untrained model as baselines.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without padding, P prefix tokens, D hidden size.
 """
@@ -32,7 +32,7 @@ class ImageEncoder:
     """Computes the features of images.
 
     Args:
-        model: The model.
+        model: Model that computes the tokens.
         processor: Image processor of the model.
         features: Keys of `FEATURES`.
 

@@ -97,7 +97,7 @@ class ExtractionArguments(SourceArguments):
 
 
 def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
-    """Returns names and types of the columns of a parquet file. `widths` maps a feature to its vector length."""
+    """Returns the names and types of the columns of a feature file. `widths` maps a feature to its vector length."""
     columns = Features({"file": Value("string"), **({"label": Value("string")} if has_labels else {})})
     for name, width in widths.items():
         vector = List(Value(dtype), length=width)

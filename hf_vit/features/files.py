@@ -22,7 +22,7 @@ PLACES = ("model", "dataset")  # Settings that are paths: they may change withou
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Settings that determine the features in a folder, saved with them so that different features are never mixed.
+    """Settings that determine extracted features. They are saved in the same folder, so that features are not mixed.
 
     Args:
         model: Name or path of the model.
@@ -194,7 +194,7 @@ def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureS
             two training classes, or no test image is labeled.
     """
     train = open_split(folders[0], ["train"])
-    others = SPLITS[::-1] if len(folders) == 2 else SPLITS[:0:-1]  # "test" first
+    others = SPLITS[::-1] if len(folders) == 2 else SPLITS[:0:-1]  # "test" is tried first
     test = open_split(folders[-1], others)
     train.settings.check_comparable(test.settings)
     if len(set(train.labels)) < 2 or not test.labels:

@@ -29,11 +29,11 @@ class Attention:
     """Attention weights of one image.
 
     Args:
-        weights: (layers, heads, L, L), rows are attending tokens, columns are attended tokens. Queries attend only to
-            themselves in blocks before they are added.
+        weights: Attention weights (layers, heads, L, L). Rows are attending tokens, and columns are attended tokens.
+            Query tokens attend only to themselves in the blocks before they are added.
         grid: Rows and columns (h, w) of patches.
         num_prefix: Number P of tokens before the patches.
-        pooled: (L,) weight of each token in the pooled output of the model; the sum is 1.
+        pooled: Weight (L,) of each token in the pooled output of the model. The sum of the weights is 1.
     """
 
     weights: Tensor
@@ -42,14 +42,14 @@ class Attention:
     pooled: Tensor
 
     def query(self, patch: Patch | None) -> Tensor:
-        """Return the weight (L,) of each token in the source of attention: one patch, or the pooled output if None."""
+        """Return the weight (L,) of each token: 1 for the given patch, or its weight in the pooled output if None."""
         if patch is None:
             return self.pooled
         number = torch.tensor(self.num_prefix + number_of(patch, self.grid), device=self.pooled.device)
         return F.one_hot(number, len(self.pooled)).to(self.pooled.dtype)
 
     def to_maps(self, values: Tensor) -> Tensor:
-        """Extract the values of patches (..., h, w) from those of all tokens (..., L)."""
+        """Select the values of patches (..., h, w) from the values of all tokens (..., L)."""
         num_patches = self.grid[0] * self.grid[1]
         return values[..., self.num_prefix : self.num_prefix + num_patches].unflatten(-1, self.grid)
 
@@ -60,20 +60,20 @@ def record_attention(
 ) -> list[Attention]:
     """Return the attention weights of images in all blocks and heads, for any `attn_implementation` of the model.
 
-    The weights are those of the forward pass, including query tokens of a head (EoMT, YOLOS) and windows. Models for
-    masked image modeling process the whole image. The pooled output is the CLS token (with a distillation token, the
-    mean of both), or the mean of the patches if `config.pooling` is "mean" or "attention".
+    The weights are those of the forward pass, including query tokens of a head (EoMT, YOLOS) and window attention.
+    Models for masked image modeling process the image without a mask. The pooled output is the CLS token (with a
+    distillation token, the mean of both), or the mean of the patches if `config.pooling` is "mean" or "attention".
 
     Args:
         model: A model of any task.
-        pixel_values: (B, C, H, W).
-        patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+        pixel_values: Images (B, C, H, W).
+        patch_attention_mask: Mask (B, h, w) bool, False for padding on the right and at the bottom.
 
     Returns:
         One `Attention` per image, without padding.
 
     Raises:
-        ValueError: if the model is in training mode, or does not accept an input.
+        ValueError: if the model is in training mode, or does not accept the inputs.
     """
     check_eval_mode(model)
     runs = model if isinstance(model, MODELS_WITH_QUERIES) else model.base_model
@@ -89,7 +89,8 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
         patch: Row and column of the attending patch; None means the pooled output, see `record_attention`.
 
     Returns:
-        (layers, heads, h, w). The remainder of a sum of 1 is attention to other tokens.
+        Attention weights (layers, heads, h, w). The weights of a head add up to at most 1; the rest is attention to
+        tokens that are not patches.
 
     Raises:
         ValueError: if the patch does not exist.
@@ -100,7 +101,7 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
 def _each_image(
     model: HfViTPreTrainedModel, layers: Sequence[Tensor], pixel_values: Tensor, patch_attention_mask: Tensor | None
 ) -> list[Attention]:
-    """Split weights (B, heads, L, L) of each layer into those of each image without padding, in float32 or float64."""
+    """Split weights (B, heads, L, L) of each layer by image and remove padding; return float32 or float64."""
     # Blocks before the query tokens are added have Q fewer tokens
     num_prefix, num_tokens = model.config.num_prefix_tokens, layers[-1].shape[-1]
     weights = torch.stack([_with_queries(layer, num_tokens) for layer in layers], dim=1)  # (B, layers, heads, L, L)
@@ -119,14 +120,14 @@ def _each_image(
 
 
 def _with_queries(layer: Tensor, num_tokens: int) -> Tensor:
-    """Extend weights (B, heads, ., .) to (B, heads, L, L) with query tokens that attend only to themselves."""
+    """Extend square attention matrices to size (L, L) by query tokens that attend only to themselves."""
     missing = num_tokens - layer.shape[-1]
     alone = F.pad(layer.new_zeros(layer.shape[-1]), (0, missing), value=1.0)  # (L,)
     return F.pad(layer, (0, missing, 0, missing)) + torch.diag(alone)
 
 
 def _pooled(config: HfViTConfig, weights: Tensor, num_patches: int) -> Tensor:
-    """Return the weight of each token in the pooled output, (L,)."""
+    """Return the weight (L,) of each token in the pooled output."""
     first, second, patches = weights.new_zeros(3, weights.shape[-1])
     patches[config.num_prefix_tokens : config.num_prefix_tokens + num_patches] = 1 / num_patches
     first[0], second[1] = 1, 1
@@ -145,7 +146,7 @@ def attention_rollout(attention: Attention, patch: Patch | None = None) -> Tenso
         patch: Row and column of the target patch; None means the pooled output, see `record_attention`.
 
     Returns:
-        (h, w). The remainder of a sum of 1 comes from other tokens.
+        Contributions (h, w). They add up to at most 1; the rest comes from tokens that are not patches.
 
     Raises:
         ValueError: if the patch does not exist.
@@ -171,18 +172,18 @@ def gradient_rollout(
 
     Args:
         model: A classifier.
-        pixel_values: (B, C, H, W).
+        pixel_values: Images (B, C, H, W).
         class_numbers: Class of each image; None means the most likely class.
-        patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+        patch_attention_mask: Mask (B, h, w) bool, False for padding on the right and at the bottom.
 
     Returns:
-        One map (h, w) per image without padding; 0 means no relevance, and there is no upper limit.
+        One map (h, w) per image, without padding. A value of 0 means no relevance; there is no upper limit.
 
     Raises:
         ValueError: if the model is not a classifier or is in training mode, a class does not exist, or the model does
             not accept an input.
 
-    Source: https://arxiv.org/abs/2103.15679, its rules for self-attention.
+    Source: https://arxiv.org/abs/2103.15679 (rules for self-attention).
     """
     check_classifier(model)
     check_eval_mode(model)

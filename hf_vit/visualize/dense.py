@@ -26,11 +26,11 @@ from .figures import (
 
 
 OUTLINES = 500  # Longer side of an image divided by the thickness of an outline.
-LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # Points, and inches per letter.
+LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # Font size of labels in points, and width per letter in inches.
 MIN_LABELED = 0.04  # Minimum radius of a labeled segment, relative to the image.
-DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # Near is bright.
+DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # Color maps; near is bright.
 ERROR_COLORS = "magma"
-MAX_ERROR = 0.5  # Upper end of the color range, relative to the target.
+MAX_ERROR = 0.5  # Upper end of the color range of errors, which are relative to the target.
 
 
 def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarray, opacity: float = 0.7) -> np.ndarray:
@@ -39,14 +39,14 @@ def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarra
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
         segmentation: (H, W) class numbers. Values outside of the K classes, such as 255, become gray.
-        palette: (K, 3) uint8.
-        opacity: 0 shows only the image, 1 only the colors.
+        palette: RGB color of each class, (K, 3) uint8.
+        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
 
     Returns:
-        (H, W, 3) uint8.
+        Picture (H, W, 3) uint8.
 
     Raises:
-        ValueError: if the sizes differ.
+        ValueError: if the sizes of the image and the segmentation differ.
     """
     picture, labels = as_picture(image), as_array(segmentation, np.int64)
     check_size(picture, labels, "segmentation")
@@ -72,7 +72,7 @@ def draw_segmentation(
         file: Output file; the suffix determines the format.
 
     Raises:
-        ValueError: if there is no image, or sizes differ.
+        ValueError: if there is no image, or an image and its target or prediction differ in size.
     """
     palette = segmentation_palette(len(names))
 
@@ -89,16 +89,16 @@ def overlay_segments(
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        masks: (M, H, W). If masks overlap, the last one is on top.
+        masks: Segment masks (M, H, W). If masks overlap, the last one is on top.
         class_labels: (M,) class numbers.
-        palette: (K, 3) uint8.
-        opacity: 0 shows only the image, 1 only the colors.
+        palette: RGB color of each class, (K, 3) uint8.
+        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
 
     Returns:
-        (H, W, 3) uint8.
+        Picture (H, W, 3) uint8.
 
     Raises:
-        ValueError: if the sizes differ.
+        ValueError: if the sizes of the image and the segmentation differ.
     """
     from scipy.ndimage import binary_erosion  # Imported lazily: an optional dependency
 
@@ -132,7 +132,7 @@ def draw_panoptic(
         threshold: Minimum score of predicted `masks`. A `segmentation` is drawn completely.
 
     Raises:
-        ValueError: if there is no image, or sizes differ.
+        ValueError: if there is no image, or an image and its target or prediction differ in size.
     """
     palette = segmentation_palette(len(names))
 
@@ -194,7 +194,7 @@ def draw_depth(
         relative: Whether predictions are relative inverse depth.
 
     Raises:
-        ValueError: if there is no image, or sizes differ.
+        ValueError: if there is no image, or an image and its target or prediction differ in size.
     """
     pictures = select_pictures(images)
     has_error = targets is not None and not relative

@@ -30,7 +30,8 @@ MAX_SIDE = 1600  # Maximum side of a figure in pixels.
 MAX_ROWS = 8  # Maximum number of images in a figure; fewer if images are tall.
 COLUMN_WIDTH = 3.0  # Width of a column in inches.
 MAX_ASPECT = 1.4  # Maximum ratio of height to width of a row.
-LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # Sizes of the legend in inches.
+# Height of a line, width of a color patch and width of a letter in legends, in inches.
+LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075
 RESOLUTION = 120  # Pixels per inch.
 MAX_HEIGHT = 12.5  # Maximum height of all rows in inches, without title and legend.
 MIN_SIDE = 480  # Minimum longer side in pixels; smaller images are enlarged for text.
@@ -57,8 +58,8 @@ def save(figure: "Figure", file: PictureFile) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # Imported lazily: an optional dependency
 
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()  # Faster than savefig, which draws twice
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Fast compression
+    canvas.draw()  # Used instead of savefig, which draws twice
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Level 1 is the fastest
 
 
 def as_picture(image: Picture) -> np.ndarray:
@@ -118,7 +119,7 @@ def picture_rows(
 def show(panel: "Axes", picture: np.ndarray) -> None:
     """Draw a picture (H, W, 3) without a frame."""
     panel.imshow(picture)
-    panel.set_anchor("S")  # Leaves free space to the title, which would be cut off otherwise
+    panel.set_anchor("S")  # Leave free space above for the title, which would otherwise be cut off
     panel.set_axis_off()
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_visible(False)  # Invisible ticks would still displace the title
@@ -133,7 +134,7 @@ def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file:
 
 
 class Objects(NamedTuple):
-    """Objects of an image: boxes or masks (N, ...), class numbers (N,) and scores (N,), NaN without scores."""
+    """Objects of an image: boxes or masks (N, ...), class numbers (N,), and scores (N,), which are NaN if unknown."""
 
     shapes: np.ndarray
     labels: np.ndarray
@@ -141,9 +142,9 @@ class Objects(NamedTuple):
 
     @classmethod
     def of(cls, result: Mapping[str, Any], name: str, dtype: DTypeLike, threshold: float) -> "Objects":
-        """Return the objects of a target, or those of a prediction whose score is at least `threshold`.
+        """Return all objects of a target, or the objects of a prediction whose score is at least `threshold`.
 
-        `name` is the key of the boxes or masks in `result`, `dtype` their type.
+        `name` is the key of the boxes or masks in `result`, and `dtype` is their data type.
         """
         labels = as_array(result["class_labels"], np.int64)
         scores = as_array(result.get("scores", np.full(len(labels), np.nan)), np.float64)

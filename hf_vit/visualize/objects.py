@@ -26,12 +26,12 @@ from .figures import (
 Rectangle = tuple[float, float, float, float]  # Left, top, right and bottom
 
 LETTER_SHARE = 1 / 30  # Font size relative to the longer side of the image.
-BRIGHT = 140  # Gray level from which labels are black instead of white.
-GRAY = np.array([0.299, 0.587, 0.114])  # Luminance of red, green and blue.
+BRIGHT = 140  # Gray level of a color above which text on it is black instead of white.
+GRAY = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue in the gray level.
 HIDDEN, VISIBLE = 1, 2  # Visibility of labeled keypoints; 0 means unlabeled.
 SMOOTH = 2  # Supersampling factor for drawing keypoints.
 FAINTEST = 0.4  # Opacity of a keypoint with score 0.
-MANY = 30  # Number of keypoints above which they are drawn smaller.
+MANY = 30  # Keypoints of objects with more keypoints than this are drawn smaller.
 MARGIN = 0.15  # Margin around an object, relative to its longer side.
 
 
@@ -45,10 +45,10 @@ def draw_boxes(
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        boxes: (N, 4) left, top, right and bottom in pixels of the image.
-        class_labels: (N,) class numbers.
+        boxes: Boxes (N, 4) as left, top, right and bottom in pixels of the image.
+        class_labels: Class numbers (N,) of the boxes.
         names: The K class names.
-        scores: (N,) in [0, 1]; None for targets.
+        scores: Scores (N,) in [0, 1]; None for targets.
 
     Returns:
         RGB image. Small images are enlarged to make room for text.
@@ -143,12 +143,12 @@ def draw_keypoints(
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        keypoints: (K, 2) or (N, K, 2) x and y in pixels; the center of the first pixel is at 0.
-        visibility: (K,) or (N, K): 2 is visible, 1 is hidden and drawn as a ring, 0 is unlabeled and not drawn; by
-            default 2.
+        keypoints: x and y in pixels, (K, 2) for one object or (N, K, 2); the center of the first pixel is at (0, 0).
+        visibility: Visibility (K,) or (N, K): 2 for visible keypoints (default), 1 for hidden ones, which are drawn as
+            rings, and 0 for unlabeled ones, which are not drawn.
         skeleton: Pairs of keypoint numbers that are joined by a line.
-        scores: (K,) or (N, K) in [0, 1]; keypoints of lower score are more transparent.
-        boxes: (4,) or (N, 4) left, top, right and bottom in pixels, drawn in gray below the keypoints.
+        scores: Scores (K,) or (N, K) in [0, 1]. Keypoints of lower score are more transparent.
+        boxes: Left, top, right and bottom in pixels, (4,) or (N, 4). Boxes are drawn in gray below the keypoints.
 
     Returns:
         RGB image. Small images are enlarged.

@@ -32,7 +32,7 @@ from .figures import (
 )
 
 
-Patch = tuple[int, int]  # Row and column
+Patch = tuple[int, int]  # Row and column of a patch
 
 HEAT_COLORS = "inferno"
 OPACITY = 0.65
@@ -88,11 +88,11 @@ def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
-        values: (h, w) values. The color range is that of the values without outliers.
-        opacity: 0 shows only the image, 1 only the colors.
+        values: Values (h, w) of the patches. The color range excludes outliers.
+        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
 
     Returns:
-        (H, W, 3) uint8. Small images are enlarged to make patches visible.
+        Picture (H, W, 3) uint8. Small images are enlarged to make patches visible.
     """
     picture = np.asarray(enlarge_small_image(image)[0])
     heat = as_array(values, np.float64)
@@ -106,7 +106,7 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
 
     Args:
         image: See `overlay_heat`.
-        values: (h, w).
+        values: Values (h, w) of the patches.
         title: Title of the heatmap.
         file: Output file; the suffix determines the format.
         patch: Row and column of a patch to mark, or None.
@@ -125,7 +125,7 @@ def mark_patch(panels: Sequence[Axes], patch: Patch | None, grid: Sequence[int])
     if patch is None:
         return
     x, y = ((number + 0.5) / count for number, count in zip(reversed(patch), reversed(grid), strict=True))
-    for color, width in (("black", 3.0), ("white", 1.2)):  # Visible on bright and dark images
+    for color, width in (("black", 3.0), ("white", 1.2)):  # White on black, visible on any image
         for panel in panels:
             panel.plot(x, 1 - y, "+", color=color, markersize=MARK_SIZE, mew=width, transform=panel.transAxes)
 
@@ -136,7 +136,7 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     Directions have length 1, and their largest entry is positive. At most min(M, D) directions are returned.
     """
     centered = rows.double() - rows.double().mean(dim=0)
-    _, directions = torch.linalg.eigh(centered.T @ centered)  # Columns by increasing variance
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # Columns are in order of increasing variance
     components = directions.T.flip(0)[: min(count, *rows.shape)]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
     return components * largest.sign()
@@ -150,14 +150,14 @@ def patch_features(
 
     Args:
         model: A model of any task; images are encoded without masking and without queries.
-        pixel_values: (B, C, H, W).
-        patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+        pixel_values: Images (B, C, H, W).
+        patch_attention_mask: Mask (B, h, w) bool, False for padding on the right and at the bottom.
 
     Returns:
-        (h, w, D) per image, without padding, in float32 or float64.
+        One tensor (h, w, D) of features per image, without padding, in float32 or float64.
 
     Raises:
-        ValueError: if the model is in training mode, or does not accept an input.
+        ValueError: if the model is in training mode, or does not accept the inputs.
     """
     check_eval_mode(model)
     encoder = model.base_model
@@ -170,10 +170,10 @@ def patch_features(
 
 
 def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
-    """Return the cosine similarity of one patch to all patches, (h, w) in [-1, 1].
+    """Return the cosine similarity (h, w) of one patch to all patches, in [-1, 1].
 
     Args:
-        features: (h, w, D) features of one image.
+        features: Features (h, w, D) of one image.
         patch: Row and column of the patch.
 
     Raises:
@@ -188,17 +188,17 @@ def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
     """Return colors of patches by the first three principal components, so that similar patches have similar colors.
 
     Args:
-        features: (h, w, D) features of each image. All images share the same components and color range.
+        features: Features (h, w, D) of each image. All images share the same components and color range.
 
     Returns:
-        (h, w, 3) per image, red, green and blue in [0, 1], float64.
+        One tensor (h, w, 3) float64 per image, with red, green and blue in [0, 1].
 
     Raises:
         ValueError: if there are too few patches or features for three components.
 
     Source: figure 1 of https://arxiv.org/abs/2304.07193.
     """
-    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
+    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D), M patches in all
     if min(rows.shape) <= NUM_COLORS:
         raise ValueError(
             f"{len(rows)} patches with {rows.shape[1]} features are too few for {NUM_COLORS} principal components. "
@@ -216,7 +216,7 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
 
     Args:
         images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8; uncropped, of any size.
-        colors: (h, w, 3) per image in [0, 1], from `feature_colors`.
+        colors: Colors (h, w, 3) in [0, 1] of each image, as returned by `feature_colors`.
         file: Output file; the suffix determines the format.
 
     Raises:
@@ -243,7 +243,7 @@ def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch 
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
-        maps: (layers, heads, h, w), from `attention_maps`.
+        maps: Attention maps (layers, heads, h, w), as returned by `attention_maps`.
         file: Output file; the suffix determines the format.
         patch: Row and column of the attending patch, which is marked; None marks nothing.
     """

@@ -10,13 +10,13 @@ from .colors import Axes, segmentation_palette
 from .figures import PictureFile, add_legend, new_figure
 
 
-MAX_COUNTED = 20  # Maximum number of classes of a confusion matrix with numbers.
-MAX_NAMED = 60  # Maximum number of classes of a confusion matrix with class names.
-MAX_CURVES = 10  # Maximum number of curves with colors of their own.
+MAX_COUNTED = 20  # A confusion matrix with more classes than this is drawn without numbers.
+MAX_NAMED = 60  # A confusion matrix with more classes than this is drawn without class names.
+MAX_CURVES = 10  # Maximum number of curves that each have a different color.
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
-    """Draw a confusion matrix with counts; colors are shares of a row.
+    """Draw a confusion matrix with counts. The color of a cell is its share of the counts in its row.
 
     Args:
         matrix: (K, K) counts, one row per true class and one column per predicted class.
@@ -29,7 +29,7 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
     matrix = np.asarray(matrix)
     if matrix.shape != (len(names), len(names)):
         raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
-    side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # Inches
+    side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # Side of the figure in inches
     figure = new_figure(side, side)
     axes = figure.subplots()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -117,7 +117,7 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
         log_history: Log entries of the Trainer, `trainer.state.log_history`.
         file: Output file; the suffix determines the format.
     """
-    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # Not scores
+    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # Endings of entries that are not scores
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )

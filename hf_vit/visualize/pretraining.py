@@ -14,9 +14,9 @@ from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, pict
 
 Levels = float | Sequence[float]  # One value for all channels, or one per channel
 
-NUM_CAPTIONS = 3  # Captions that fit next to an image.
+NUM_CAPTIONS = 3  # Maximum number of captions next to an image.
 TEXT_WIDTH = 1.5  # Width of a text column relative to an image column.
-LETTERS = 70  # Letters per line.
+LETTERS = 70  # Maximum number of letters per line of text.
 RIGHT, WRONG = "forestgreen", "firebrick"
 
 
@@ -27,7 +27,7 @@ def draw_captions(
     file: PictureFile,
     are_retrieved: bool = True,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions found for it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions of a model.
 
     At most `NUM_CAPTIONS` captions are shown per column. Retrieved captions are green if they belong to the image,
     else red.
@@ -74,8 +74,8 @@ def draw_reconstructions(
 ) -> None:
     """Draw a row for each of the first `MAX_ROWS` images: the image, its visible patches, and the reconstruction.
 
-    Masked patches are gray in the second picture and reconstructed in the third. Visible patches are those of the
-    image.
+    Masked patches are gray in the second picture and reconstructed in the third. Visible patches are copied from
+    the image.
 
     Args:
         pixel_values: N normalized images (C, H, W). If C is neither 1 nor 3, only the first channel is drawn.

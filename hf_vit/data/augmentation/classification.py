@@ -36,7 +36,8 @@ def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], A
     """
     from torchvision.transforms import v2  # imported here because torchvision is optional
 
-    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and small enough for the reflection padding of the blur
+    # The kernel size must be odd, and small enough for the reflection padding of the blur.
+    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)
     changes = [v2.Grayscale(num_channels), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(kernel, (0.1, 2.0))]
     return v2.RandomChoice(changes)
 
@@ -54,7 +55,7 @@ def image_classification_augmentation(
     randaugment_magnitude: int = 9,
     color_jitter: float = 0.0,
 ) -> Callable[[Image], Tensor]:
-    """Return the augmentation of training images for classification, which also resizes them.
+    """Return a function that augments and resizes training images for image classification.
 
     Args:
         size: Height and width of the output in pixels.
@@ -65,7 +66,7 @@ def image_classification_augmentation(
         auto_augment: "trivialaugment" (https://arxiv.org/abs/2103.10158), "randaugment"
             (https://arxiv.org/abs/1909.13719), "affine" (see `small_affine`), "3augment" (see `three_augment`) or
             "none".
-        random_erasing: Probability that a rectangle is filled with gray, in [0, 1] (https://arxiv.org/abs/1708.04896).
+        random_erasing: Probability of graying out a random rectangle, in [0, 1] (https://arxiv.org/abs/1708.04896).
         crop_padding: Pixels of reflection padding, added after resizing and before a random crop of `size`. With
             `min_crop_scale=1`, this is the simple random crop of DeiT III, but DeiT III keeps the aspect ratio.
         randaugment_num_ops: Number of operations of "randaugment".

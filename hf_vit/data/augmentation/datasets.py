@@ -35,7 +35,7 @@ def derive_seed(*numbers: int) -> int:
 def seeded(*numbers: int) -> Iterator[None]:
     """Context manager that seeds torch's default generator with a hash of numbers and restores its state on exit."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reset the generators of all GPUs, and thereby change dropout masks.
+        # Seed only the CPU generator: torch.manual_seed would also reset the GPU generators and change dropout masks.
         torch.default_generator.manual_seed(derive_seed(*numbers))
         yield
 
@@ -120,7 +120,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         self.num_batches_done, self.batch_size = 0, 0
 
     def share(self, process_index: int, num_processes: int) -> None:
-        """Restrict this process to its part of the stream; by default, each process reads the whole stream."""
+        """Restrict this process to its part of the stream. Without this call, each process reads the whole stream."""
         self.process_index, self.num_processes = process_index, num_processes
 
     def start_after(self, num_batches: int, batch_size: int) -> None:
@@ -159,9 +159,9 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yield the readable examples of an epoch. Without `skip_unreadable`, the first `num_done` are `None`."""
+        """Yield the readable examples of an epoch. Without `skip_unreadable`, yield `None` for the first `num_done`."""
         for row in self._rows(epoch, reader, readers):
-            # With `skip_unreadable`, images must be read to find out which ones are skipped.
+            # If `skip_unreadable` is set, images must be read to find out which ones are skipped.
             if num_done > 0 and not self.skip_unreadable:
                 num_done -= 1
                 yield None
@@ -181,7 +181,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
         # `shuffled.iter` does not split the stream among worker processes a second time, unlike `shuffled.__iter__`.
         rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
-        sharing = len(range(reader % places, readers, places))  # number of workers that read the same shards
+        sharing = len(range(reader % places, readers, places))  # number of workers that share these shards
         return islice(rows, reader // places, None, sharing)
 
 

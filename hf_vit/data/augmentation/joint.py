@@ -32,11 +32,11 @@ from .operations import (
 )
 
 
-# Target values of pixels outside the image, by key of the target
+# Value of target pixels outside the image, by key of the target in an example.
 OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
 MIN_SIDE = 1.0  # Minimum width and height of a box in the output, in pixels.
-MIN_IMAGE_SIDE = 4  # RandomIoUCrop of torchvision can give empty crops of images with fewer pixels per side.
+MIN_IMAGE_SIDE = 4  # Minimum side in pixels: RandomIoUCrop can return empty crops of smaller images.
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class DenseAugmentation(_Augmentation):
         scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
             resizes the image to.
         keep_aspect_ratio: Whether to keep the aspect ratio. If set, scale 1 resizes the shorter side of the image to
-            the shorter side of the output (`{"shortest_edge"}`). Otherwise, scale 1 resizes the image to the output
-            size (`{"height", "width"}`).
+            the shorter side of the output, like an image processor with the size `{"shortest_edge": ...}`. Otherwise,
+            scale 1 resizes the image to the output size, like one with `{"height": ..., "width": ...}`.
         max_class_share: Maximum fraction of the labeled pixels of a crop that one class may have, in (0, 1]. If a
             crop exceeds it, another crop is drawn, up to ten times, as in mmsegmentation. This applies only to class
             maps. 1 allows any crop.
@@ -109,7 +109,7 @@ class DenseAugmentation(_Augmentation):
         check_rotation(self.max_rotation)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Augment an example. The output `image` is (C, h, w) uint8, and the target is (h, w) or (M, h, w).
+        """Augment an example. Return `image` (C, h, w) uint8 and the target: a map (h, w) or masks (M, h, w).
 
         Args:
             example: Dictionary of `image` (any mode and size), a target of the same size (`segmentation_map`,
@@ -174,8 +174,8 @@ class DetectionAugmentation(_Augmentation):
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
         photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
         keep_aspect_ratio: Whether to keep the aspect ratio. If set, scale 1 resizes the shorter side of the image to
-            the shorter side of the output (`{"shortest_edge"}`). Otherwise, scale 1 resizes the image to the output
-            size (`{"height", "width"}`).
+            the shorter side of the output, like an image processor with the size `{"shortest_edge": ...}`. Otherwise,
+            scale 1 resizes the image to the output size, like one with `{"height": ..., "width": ...}`.
 
     Raises:
         ImportError: if torchvision is not installed.

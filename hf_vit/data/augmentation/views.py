@@ -112,7 +112,7 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
 
 
 def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
-    """Change the colors of views (B, C, h, w) in [0, 1], determined by random numbers (B, 7) in [0, 1)."""
+    """Change the colors of views (B, C, h, w) in [0, 1] as determined by random numbers (B, 7) in [0, 1)."""
     jitter, brightness, contrast, saturation, hue, gray, solarize = drawn.unbind(dim=1)
     is_changed = jitter < colors.color_jitter
 
@@ -143,7 +143,7 @@ def color_matrix(angle: Tensor, chroma: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MultiCrop:
-    """Multi-crop augmentation: global views of large parts and smaller local views of small parts of an image.
+    """Multi-crop augmentation: global views show large parts of an image, smaller local views show small parts.
 
     See SwAV, https://arxiv.org/abs/2006.09882.
 
@@ -173,7 +173,7 @@ class MultiCrop:
 
     @property
     def num_drawn(self) -> int:
-        """Number of random numbers in [0, 1) for all views of one image."""
+        """Number of random numbers in [0, 1) that determine all views of one image."""
         return (self.num_global + self.num_local) * NUM_DRAWN
 
     def __call__(self, pixel_values: Tensor, drawn: Tensor) -> dict[str, Tensor]:

@@ -63,8 +63,8 @@ class YoloFiles:
 def find_yolo(path: Path) -> YoloFiles | None:
     """Find the files of a YOLO dataset; return `None` if the path is not a YOLO dataset.
 
-    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`. These two may
-    contain a subfolder for each split, or each split may have a folder that contains them.
+    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`. `images/`
+    and `labels/` may contain a subfolder per split, or each split may have its own folder with both of them.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None

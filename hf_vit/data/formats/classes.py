@@ -41,7 +41,7 @@ class ClassList:
 
     Raises:
         ValueError: if there are no or more than 255 classes, if names are empty or duplicate, or if `binary_masks`
-            is combined with `reduce_labels`, colors or another number of classes than two.
+            is combined with `reduce_labels`, colors or a number of classes other than two.
     """
 
     names: tuple[str, ...]

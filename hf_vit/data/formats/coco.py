@@ -44,7 +44,7 @@ Entry = dict[str, Any]
 KINDS = ("panoptic", "instances")  # Kinds of annotation files with masks.
 # Lists that each annotation file must contain, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# Usual names of annotation files that do not include the kind of annotations, such as "keypoints".
+# Usual file names that do not contain the kind of annotations, such as "keypoints".
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
@@ -282,7 +282,7 @@ def _labeled(entry: Entry, numbers: Mapping[int, int], file: Path) -> Entry:
 
 
 def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Describe the error in an encoded mask, or return `None`. Errors that require decoding are not detected."""
+    """Return a description of the error in an encoded mask, or `None` if none is found without decoding it."""
     if isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys():
         return None
     if not isinstance(segmentation, list) or not segmentation:
@@ -306,9 +306,9 @@ def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
 def load_coco_objects(
     files: Mapping[str, Path], class_names: Sequence[str] | None
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read boxes, and class names in the order of category ids. Open only images without a given size."""
+    """Read boxes, and class names in the order of category ids. Open an image only if its size is not given."""
     check_no_class_names(class_names, next(iter(files.values())))
-    # Roboflow adds a category that has no boxes and is only a supercategory of others. It is not a class.
+    # Roboflow adds a category that has no boxes and is only the supercategory of other categories. It is not a class.
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
     all_categories = contents[0].categories
@@ -323,7 +323,7 @@ def load_coco_objects(
 
 
 def load_coco_keypoints(files: Mapping[str, Path], _: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read objects with keypoints, and the keypoint names. Open only images without a given size."""
+    """Read objects with keypoints, and the keypoint names. Open an image only if its size is not given."""
     contents = [_read_coco(split, file) for split, file in files.items()]
     _check_same(contents, lambda content: _names_of(_keypoint_category(content)), "keypoints")
     tables = []

@@ -83,12 +83,12 @@ class SourceOptions:
                 )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
-        """Choose the given column. By default, choose the only column of the right type, or with a usual name.
+        """Return the column given by the user, or else the only column of the right type or with a usual name.
 
         Args:
             kind: Content of the column, a key of `USUAL_NAMES`.
             columns: Names of all columns.
-            where: Start of error messages, which names the data.
+            where: Name of the data, at the start of error messages.
             by_type: Names of the columns of the right type.
         """
         given = self.image_column_name if kind == "image" else self.target_column
@@ -131,7 +131,8 @@ def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
 
     The argument `columns` maps old names to new names.
     """
-    new_names = {old: new for old, new in columns.items() if old != new}  # streams reject unchanged names
+    # Columns that keep their name are omitted, because streams do not allow renaming a column to its own name.
+    new_names = {old: new for old, new in columns.items() if old != new}
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
@@ -200,7 +201,7 @@ class TableRow:
 
 
 def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[TableRow]:
-    """Read the rows of a table with a column of image paths, relative to its folder, and optionally `split`."""
+    """Read the rows of a table that contains image paths, relative to its folder, and optionally a column `split`."""
     rows = read_table(table)
     column = options.choose("image", list(dict.fromkeys(chain.from_iterable(rows))), str(table))
     folder = table.parent.absolute()  # absolute paths stay valid if the working directory changes

@@ -40,7 +40,7 @@ def read_text(file: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; raise `ValueError` if an object has a duplicate key, which `json` ignores."""
+    """Parse JSON; raise `ValueError` if an object has a duplicate key, which `json` would accept."""
     return json.loads(text, object_pairs_hook=_without_repeats)
 
 
@@ -55,7 +55,7 @@ logger = logging.get_logger(__name__)
 T = TypeVar("T")
 Format = tuple[Callable[[Path], Any], Callable[..., T]]  # functions that find and that read the files of a format
 MAX_LISTED = 20
-MAX_NAMED = 10  # number of items to list if their descriptions are long
+MAX_NAMED = 10  # maximum number of items to list if their descriptions are long
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (
     dict.fromkeys(("train", "training"), "train")
@@ -92,7 +92,7 @@ def raise_faults(
     limit: int = MAX_NAMED,
     error: type[Exception] = ValueError,
 ) -> None:
-    """If there are faults, raise an error that lists their number, `finding`, the first `limit`, and `advice`."""
+    """Raise an error if there are faults. Its message has their number, `finding`, the first `limit`, and `advice`."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
@@ -231,7 +231,8 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # the first link to a folder is followed
+        # Sorting determines which of several links to the same folder is followed: the first one.
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 

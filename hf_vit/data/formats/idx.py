@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from .files import joined
 
 
-PLACES = ("*", "raw/*", "*/raw/*")  # torchvision stores the files in MNIST/raw
+PLACES = ("*", "raw/*", "*/raw/*")  # search also in `raw`, because torchvision stores the files in MNIST/raw
 FILE_NAME = re.compile(r"(.+-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
 UNSIGNED_BYTE = 8  # code of the data type, the third byte of a file
 NUM_DIMENSIONS = {"images": 3, "labels": 1}
@@ -50,7 +50,7 @@ def _load_split(split: str, files: dict[str, Path]) -> Dataset:
             f"{files['images']} contains {len(images)} images, but {files['labels']} contains {len(labels)} labels. "
             "Use two files of the same dataset and split."
         )
-    # PGM, a header followed by raw pixels, is by far the fastest format to write and read.
+    # Images are stored as PGM, a header followed by raw pixels, which is by far the fastest format to write and read.
     header = b"P5 %d %d 255\n" % (images.shape[2], images.shape[1])
     return Dataset.from_dict(
         {"image": [header + image.tobytes() for image in images], "label": labels.astype(np.int64)},

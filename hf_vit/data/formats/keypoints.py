@@ -110,7 +110,8 @@ def _mirrored(name: str) -> tuple[str, ...]:
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
-        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # such as "leftear"
+        # The side may be part of a word, as in "leftear".
+        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)
     return swapped if swapped != words else ()
 
 

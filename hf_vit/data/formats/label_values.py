@@ -42,7 +42,7 @@ def value_table(rows: Dataset) -> pd.DataFrame:
 
 
 def values_target(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[float]]:
-    """Return `label`, a list with the number of each of K names, or NaN for missing values and unknown names."""
+    """Return `label`, a list of K numbers, one for each name; NaN for missing values and unknown names."""
     return {"label": [(row.get(FLAGS) or row[VALUES]).get(name, math.nan) for name in names]}
 
 
@@ -111,7 +111,7 @@ def label_values(
     separator: str | None = None,
     class_names: Sequence[str] = (),
 ) -> DatasetDict | None:
-    """Add multi-label (`FLAGS`) or regression targets (`VALUES`) to images; return `None` for one label per image.
+    """Add multi-label (`FLAGS`) or regression targets (`VALUES`) to images; return `None` if each image has one label.
 
     Args:
         images: Images by split.
@@ -119,7 +119,7 @@ def label_values(
         given: Comma-separated names of the label columns; by default found by `find_columns`.
         problem_type: Problem type; by default found by `detect`.
         separator: Separator of class names in a cell; by default one of `SEPARATORS`.
-        class_names: Names of all classes, for cells of names; by default those that occur in the first split.
+        class_names: Names of all classes, if cells contain names; by default those that occur in the first split.
 
     Raises:
         ValueError: if a label has the wrong type or is unknown, or if all labels of the first split are missing.
@@ -128,7 +128,7 @@ def label_values(
     if not (names := find_columns(columns[first], given)):
         return None
     known = class_names_of(columns[first][names[0]][1])
-    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split, row
+    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split and row
     lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
     if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
         cells, lists = one_by_one(cells[names[0]], {*map(len, lists)}), []

@@ -182,8 +182,9 @@ def load_detection_columns(
     """Read boxes and class names from dataset columns.
 
     An object has a box, a class and optionally `area` and `iscrowd`, see `read_objects` and `FIELDS`. Boxes have the
-    format `bbox_format`, see `corners`; by default "coco" if no other format fits. If classes are numbers, their names
-    come from `class_names` or from a file of class names in the data source.
+    format `bbox_format`, see `corners`. The default is "coco", which raises an error if other formats fit equally well
+    or better. If classes are numbers, their names come from `class_names` or from a file of class names in the data
+    source.
     """
     objects = [read_objects(dataset, split, ("box", "label"), options) for split, dataset in splits.items()]
     boxes = [found.boxes() for found in objects]
@@ -237,7 +238,7 @@ def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
     """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
-    # Boxes with values up to 1 are fractions of the image size: in pixels, they would be implausibly small.
+    # If most values are at most 1, boxes are fractions of the image size: in pixels, they would be implausibly small.
     is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0

@@ -40,7 +40,7 @@ class ObjectTable:
         sizes: (I, 2) int64, width and height of each image in pixels; 0 if not given, before `upright`.
         names: (N,) strings, names of the objects in error messages.
         image_numbers: (N,) int64, index of the image of each object, ascending.
-        boxes: (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated.
+        boxes: (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, values as annotated.
         is_share: (N,) bool, whether a box is in fractions of the image size; False after `upright`.
         labels: (N,) int64, class numbers.
         is_crowd: (N,) bool, whether a box contains several objects or is marked as difficult.
@@ -267,7 +267,7 @@ def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
         )
     boxes = _cut(table.boxes, table.object_sizes)
     is_cut = (boxes != table.boxes).any(axis=1)
-    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # NaN stays NaN
+    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # unknown areas stay NaN
     is_kept = ~is_wrong if box_errors == "drop" else _has_area(boxes)
     if faults:
         num_dropped = int((~is_kept).sum())
@@ -316,7 +316,7 @@ def _without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
 
 
 def clean_keypoints(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
-    """Set unlabeled keypoints to zero and check the values of the others; also return notes for the model card."""
+    """Set unlabeled keypoints to zero and check all other keypoints; also return notes for the model card."""
     places, visibility = table.keypoints[..., :2], table.keypoints[..., 2]
     is_missing = (places == -1).all(axis=2)
     is_labeled = (visibility > 0) & ~is_missing
@@ -364,7 +364,7 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
 
 
 def class_names_or_file(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of numbered classes: `class_names`, or the names in a file of one of the folders."""
+    """Return `class_names` or, if it is empty, the class names in a file in one of the folders."""
     names = tuple(class_names or read_class_names(folders))
     if not names:
         raise ValueError(
@@ -381,7 +381,7 @@ def check_no_class_names(class_names: Sequence[str] | None, source: object) -> N
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
-    """Raise `ValueError` if a class number is not in 0..`num_classes` - 1. The error names objects by `names`."""
+    """Raise `ValueError` if a class number is negative or at least `num_classes`. `names` are the object names."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     raise_faults(
         [f"{names[place]}: class {numbers[place]}" for place in wrong],

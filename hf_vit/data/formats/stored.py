@@ -88,7 +88,7 @@ def _fault_of(path: str, end: float) -> str | None:
         with tarfile.open(path) as tar:
             stream = tar.fileobj
             assert stream is not None
-            if isinstance(stream, BufferedReader):  # not compressed
+            if isinstance(stream, BufferedReader):  # the file is not compressed
                 stream.seek(-BLOCK, 2)
                 if stream.read().strip(b"\0"):
                     return "it does not end with the blocks of zeros of a tar file"
@@ -273,7 +273,7 @@ def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[
 
 
 def tar_label(features: Mapping[str, Any]) -> list[str]:
-    """Return a list with the label column of tar files: `cls`, a usual name in `json`, or `txt`. It may be empty."""
+    """Return the label column of tar files in a list: `cls`, a usual name in `json`, or `txt`. It can be empty."""
     usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
     candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
     return [name for name in candidates if name in features][:1] if URL in features else []

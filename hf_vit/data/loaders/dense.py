@@ -106,7 +106,7 @@ def load_universal_segmentation(
         **keywords: As in `load_semantic_segmentation`.
 
     Returns:
-        Splits with the columns `image`, `file` and those of the masks, the class names, and the numbers of the thing
+        Splits with the columns `image` and `file` and the mask columns, the class names, and the numbers of the thing
         classes. Images are not decoded.
 
     Raises:

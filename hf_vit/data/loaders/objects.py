@@ -53,7 +53,7 @@ def load_object_detection(
     The format of `source` is detected in this order:
 
     - a parquet file, a folder of parquet files, or a folder written by `Dataset.save_to_disk`, with a column `objects`
-      of `bbox`, `category` and optionally `area` and `iscrowd`, or with these columns;
+      of `bbox`, `category` and optionally `area` and `iscrowd`, or with columns of these names;
     - COCO: an annotation file or a folder with `annotations/instances_train2017.json`, ..., `train/annotations.json`,
       ..., or `train/_annotations.coco.json`, ...;
     - YOLO: a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/` and class names in
@@ -120,7 +120,7 @@ def load_keypoint_detection(
     - a table (.csv, .tsv, .jsonl), see `load_landmarks`, or a folder with `train.csv`, ..., or with a single table;
     - if the path does not exist, the name of a dataset on the Hub, with columns as in parquet files.
 
-    Coordinates are in pixels. Integers are pixel centers, and -1, -1 means not labeled. The default box is the image.
+    Coordinates are in pixels. Integers are pixel centers, and -1, -1 means not labeled. Default box: the whole image.
 
     Args:
         source: Path, or name of a dataset on the Hub.
@@ -153,7 +153,7 @@ def load_keypoint_detection(
         )
     table, notes = clean_keypoints(join_tables(tables))
     table = upright(table, annotation_orientation)
-    if whole_image:  # replaces boxes but keeps the areas of objects
+    if whole_image:  # replace the boxes, but keep the areas of objects
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
     rows = keypoint_rows(table, box_errors, source)

@@ -201,7 +201,7 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
         counts: Number of rows to load by split.
 
     Returns:
-        The splits of `counts` in the format of `load_unlabeled_images`, except that images are encoded.
+        The splits named in `counts`, in the format of `load_unlabeled_images`, except that images are encoded.
     """
     first = {
         name: Dataset.from_list(list(islice(streams[name], count)), features=streams[name].features)
