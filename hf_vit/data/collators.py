@@ -271,9 +271,9 @@ class CaptionCollator:
             examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `captions`.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32, `input_ids` and `labels` (T, S): the captions of each image, followed
-            by texts without labels, so that each image has the same number. If `keeps_targets` is set, the lists
-            `targets` (dictionaries with `captions`) and `files` are added.
+            `pixel_values` (B, C, H, W) float32, and `input_ids` and `labels` (T, S) of the captions. The captions of
+            each image are followed by empty texts without labels, so that all images have the same number of texts.
+            If `keeps_targets` is set, the lists `targets` (dictionaries with `captions`) and `files` are added.
         """
         batch = _pixels(self.processor.image_processor, [example["image"] for example in examples])
         captions = [example["captions"] for example in examples]

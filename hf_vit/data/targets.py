@@ -279,7 +279,7 @@ def _draw(segmentation: Any, size: tuple[int, int], name: str) -> np.ndarray:
         else:
             runs = segmentation
         return mask.decode(runs).astype(bool)
-    except (RuntimeError, ValueError) as error:  # the run lengths do not add up to the size of the mask
+    except (RuntimeError, ValueError) as error:  # if the run lengths do not add up to the mask size
         raise ValueError(f"{name} has a damaged mask: {error}") from error
 
 

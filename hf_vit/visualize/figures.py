@@ -59,7 +59,7 @@ def save(figure: "Figure", file: PictureFile) -> None:
 
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()  # Used instead of savefig, which draws twice
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Level 1 is the fastest
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Level 1 compresses fastest
 
 
 def as_picture(image: Picture) -> np.ndarray:

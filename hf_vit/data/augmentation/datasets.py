@@ -159,7 +159,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yield the readable examples of an epoch. Without `skip_unreadable`, yield `None` for the first `num_done`."""
+        """Yield the readable examples of an epoch. `None` replaces the first `num_done` unless images are skipped."""
         for row in self._rows(epoch, reader, readers):
             # If `skip_unreadable` is set, images must be read to find out which ones are skipped.
             if num_done > 0 and not self.skip_unreadable:

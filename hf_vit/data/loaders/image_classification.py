@@ -98,8 +98,9 @@ def load_image_classification(
     - a folder written by `Dataset.save_to_disk`;
     - a tar file in WebDataset format, or a folder of them without images, with `.cls`, `.json` or `.txt` next to each
       image; the class names of `.cls` numbers come from a `classes.txt` or `id2label.json` in the folder;
-    - a table (.csv, .tsv, .jsonl) of image paths, relative to the table, and labels, or a folder with `train.csv`,
-      ..., or with `metadata.csv`, there or in `train/`, `test/`, ...; an optional column `split` gives the split;
+    - a table (.csv, .tsv, .jsonl) of labels and of image paths relative to the table, or a folder with `train.csv`,
+      ..., or with `metadata.csv` at its top level or in `train/`, `test/`, ...; an optional column `split` gives the
+      split;
     - a folder with one folder of images per class, also inside `train/`, `test/`, ...; a `test/` whose images are not
       in class folders is ignored;
     - if the path does not exist, the name of a dataset on the Hub.

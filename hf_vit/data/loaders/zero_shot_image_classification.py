@@ -33,7 +33,8 @@ def load_image_text(
       column of captions;
     - a folder written by `Dataset.save_to_disk`;
     - a table (.jsonl, .csv, .tsv) of image paths (relative to the table) and captions, or a folder with `train.jsonl`,
-      ..., or with `metadata.jsonl`, there or in `train/`, `val/`, ...; an optional column `split` gives the split;
+      ..., or with `metadata.jsonl` at its top level or in `train/`, `val/`, ...; an optional column `split` gives the
+      split;
     - if the path does not exist, the name of a dataset on the Hub.
 
     A row contains a caption or a list of captions. Rows with the same image (equal bytes, or equal paths if images are
