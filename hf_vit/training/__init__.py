@@ -1,4 +1,4 @@
-"""Training with `transformers.Trainer`: arguments, metrics, checkpoints, tasks, publishing and model cards."""
+"""Model training with `transformers.Trainer`: arguments, tasks, checkpoints, model cards and uploads to the Hub."""
 
 from ..evaluation.classification import image_classification_metrics
 from .checkpoints import last_checkpoint

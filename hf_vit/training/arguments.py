@@ -1,4 +1,4 @@
-"""Options for the model and the images that several tasks share."""
+"""Options for the model and the images, shared by several tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -31,7 +31,7 @@ from ..options.resolve import Options, values_of
 
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
-CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # p in class weight = frequency ** -p
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # values of p; class weight = frequency ** -p
 class_weights_option = partial(
     regularization_option,
     None,
@@ -45,9 +45,9 @@ FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of 
 class SourceArguments(Options):
     """Options of the data source."""
 
-    # Names of the fields that are passed to the loaders in `hf_vit.data` as arguments of the same names
+    # Fields of this class that are passed to the loaders in `hf_vit.data` as arguments with the same names
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
-    takes_several: ClassVar[bool] = False  # whether several sources can be given, separated by commas
+    takes_several: ClassVar[bool] = False  # whether a user can give several sources, separated by commas
 
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
@@ -75,7 +75,7 @@ class SourceArguments(Options):
 
 @dataclass
 class TaskArguments(SourceArguments):
-    """Options of all tasks: model and images for training or evaluation."""
+    """Options that all tasks share: the model, and the images for training or evaluation."""
 
     task_config: ClassVar[str] = ""  # field of HfViTConfig with the head options
     task_options: ClassVar[tuple[str, ...]] = ()  # head options that are fields of this class
@@ -147,7 +147,7 @@ class TaskArguments(SourceArguments):
         "Initialize the patch embedding of a new model by whitening training patches, which speeds up learning.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
-    holds_out: bool = field(init=False, default=False)  # set on loading: whether training images are held out
+    holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,7 +247,7 @@ class ClassificationArguments(StreamArguments):
         None, 'Class names of a stream, "cat,dog", if the data does not contain them.', essential=True
     )
 
-    # Augmentations of training images in the order in which they are applied, then batch transforms and the loss
+    # Options of the image augmentations, in the order of application, of the batch transforms, and of the loss
     min_crop_scale: float = augmentation_option(
         0.35, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
@@ -367,7 +367,7 @@ class UnlabeledArguments(StreamArguments):
 
 
 def split_sources(names: str | Sequence[str]) -> list[str]:
-    """Return paths or names on the Hub, given as a list or separated by commas; existing paths may contain commas."""
+    """Split sources given as a list or separated by commas. The path of an existing file or folder is not split."""
     if not isinstance(names, str):
         return list(names)
     return [names] if Path(names).expanduser().exists() else split_names(names)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: completing, checking, finding and deleting them."""
+"""Complete, check, find and delete the checkpoints of a training run."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from transformers.utils import (
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-CONDITIONS = "conditions.json"  # options and data of the run; written before all other files
+CONDITIONS = "conditions.json"  # file with the options and data of the run; written before all other files
 CHECKSUMS = "SHA256SUMS"
 THREADS = 4  # number of threads that read files in parallel
 
@@ -73,8 +73,8 @@ def checkpoints_in(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = True) -> str | None:
     """Return the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
 
-    Incomplete or corrupt checkpoints, as left by a run that was killed while saving or by a power failure, are skipped
-    with a warning.
+    Incomplete or corrupt checkpoints are skipped with a warning. They occur, for example, if a run is killed while it
+    saves a checkpoint, or after a power failure.
 
     Args:
         output_dir: Output folder of the training run. It may not exist yet.
@@ -114,7 +114,7 @@ def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | Non
 
 def complete(checkpoint: Path) -> None:
     """Write the checksums of a checkpoint once all processes have saved; raise `OSError` if a file is truncated."""
-    # Look for truncated files: torch does not report an error if the last bytes cannot be written on closing a file.
+    # Look for truncated files, because torch does not raise an error if it cannot write the last bytes of a file.
     if damage := find_damage(checkpoint):
         raise OSError(damage)
     write_checksums(checkpoint)
@@ -147,12 +147,12 @@ def missing_weights(folder: Path) -> list[str]:
 
 
 def find_resume_error(checkpoint: Path) -> str | None:
-    """Return the reason why a run cannot resume from a checkpoint, or None; verifies the checksums of all files."""
+    """Verify all checksums of a checkpoint, and return the reason why a run cannot resume from it, or None."""
     return find_incomplete(checkpoint) or find_mismatch(checkpoint)
 
 
 def find_load_error(checkpoint: Path) -> str | None:
-    """Return the reason why the model of a checkpoint cannot be loaded, or None. The optimizer may be missing."""
+    """Return the reason why the model of a checkpoint cannot be loaded, or None. The optimizer file may be missing."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     return find_mismatch(checkpoint) or find_damage(checkpoint)
@@ -167,13 +167,13 @@ def find_incomplete(checkpoint: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # exact names vary: FSDP uses others
+    if not any(name.startswith("optimizer") for name in names):  # exact file names vary: FSDP uses different names
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return a description of the truncated files of a checkpoint, or None; does not read whole files."""
+    """Describe the truncated files of a checkpoint, or return None. Files are not read completely."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_complete_safetensors(file)]
     # A zip file ends with its table of contents, so a truncated file is not a valid zip file.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
@@ -182,7 +182,7 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def is_complete_safetensors(weights: Path) -> bool:
-    """Return whether a safetensors file has the length given in its header, which `safe_open` checks."""
+    """Return whether a safetensors file has the length given in its header. The check is done by `safe_open`."""
     try:
         with safe_open(weights, framework="pt"):
             return True
@@ -202,7 +202,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def stopped_early_at(state: dict[str, Any]) -> int | None:
-    """Return the step at which early stopping ended a run, according to its trainer state, or None if it did not."""
+    """Return the step at which early stopping ended a run, given its trainer state; None if it did not stop early."""
     stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback")
     if stopping is None:
         return None
@@ -218,7 +218,7 @@ def write_checksums(folder: Path) -> None:
     for place in {folder.parent, *(path.parent for path in folder.rglob("*"))}:
         flush_folder(place)
     lines = [f"{checksum}  {file.relative_to(folder).as_posix()}" for checksum, file in zip(sums, files, strict=True)]
-    # The first line holds the number of files, which reveals missing lines. sha256sum treats it as a comment.
+    # The first line contains the number of files, so that missing lines are noticed. It is a comment for sha256sum.
     write_atomically(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 
@@ -233,7 +233,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def find_mismatch(folder: Path) -> str | None:
-    """Return a description of the files that do not match SHA256SUMS, or None if all do or there is no SHA256SUMS."""
+    """Describe the files of a folder that do not match SHA256SUMS; None if all match or SHA256SUMS does not exist."""
     if not (folder / CHECKSUMS).is_file():
         return None
     try:
@@ -266,7 +266,7 @@ def _flushed_checksum(file: Path) -> str:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a text file atomically: after a crash, the file has either its old or its complete new content."""
+    """Write a text file atomically: after a crash, the file has either the old or the complete new content."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with unfinished.open("w", encoding="utf-8", newline="") as stream:
@@ -280,7 +280,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk, if the operating system supports it."""
+    """Flush the directory entries of a folder to disk, if the operating system supports it."""
     if os.name == "posix":  # Windows cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:

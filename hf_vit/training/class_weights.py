@@ -17,11 +17,11 @@ from .arguments import CLASS_POWERS
 def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayLike]) -> list[float]:
     """Return the weight of each class in the loss, (C,).
 
-    The weights are the class frequencies to the power of -p, normalized to a mean of 1 over all labels, or are read
-    from a file. Classes without labels, or missing in the file, have weight 1.
+    The weights are either read from a file, or the class frequencies to the power of -p, normalized to a mean of 1
+    over all labels. Classes that have no labels, or are missing in the file, have weight 1.
 
     Args:
-        option: Name of a power p in `CLASS_POWERS`, or path of a JSON file that maps class names to weights.
+        option: Key of a power p in `CLASS_POWERS`, or path of a JSON file that maps class names to weights.
         names: Names of the C classes.
         count: Function that returns the number of labels per class, (C,).
 

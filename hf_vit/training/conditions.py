@@ -17,11 +17,11 @@ from .tasks.base import Task
 
 logger = logging.get_logger(__name__)
 MAX_VALUE_LENGTH = 60  # maximum number of characters of a value in a message
-TRAINED_ON = ("train", "validation")  # splits that affect the model; "validation" chooses the best step
+TRAINED_ON = ("train", "validation")  # splits that affect the model; "validation" is used to choose the best step
 
 
 def describe_arguments(task: Task) -> dict[str, Any]:
-    """Return the global batch size and all options that must not change on resume, as JSON values."""
+    """Return the global batch size and all options that must be the same in a resumed run, as JSON values."""
     args = task.args
     values: dict[str, Any] = {}
     for part in (vars(task)[name] for name in task.fields()):
@@ -48,7 +48,7 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare the conditions of a run with the conditions in a checkpoint, for all names that occur in both.
+    """Compare the conditions of a run with the conditions in a checkpoint. Names that occur in only one are ignored.
 
     Args:
         task: The task to resume.
@@ -94,7 +94,7 @@ def format_value(value: Any) -> str:
 
 
 def find_conditions(task: Task, values: Mapping[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Return the conditions to store in checkpoints, with all changes since the start of the run.
+    """Return the conditions to store in checkpoints, including a list of all changes since the start of the run.
 
     Args:
         task: The task, with loaded data.

@@ -1,4 +1,4 @@
-"""Data checks before a run, also reported in the model card: missing classes, empty masks, transparency, duplicates.
+"""Data checks before a run: missing classes, empty masks, transparency, duplicates. The model card reports them too.
 
 Shapes: C classes or keypoints, H W pixels.
 """
@@ -53,7 +53,7 @@ class SplitClasses:
     count: int | None
 
     def describe_reading(self) -> str:
-        """Return the number of examples that were read, as text in parentheses, or "" if all examples were read."""
+        """Return the number of examples read as a text in parentheses, or "" if all examples were read."""
         if self.num_read == self.count:
             return ""
         total = "" if self.count is None else f" of {self.count:,}"
@@ -61,7 +61,7 @@ class SplitClasses:
 
 
 def find_seen_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingArguments) -> SplitClasses:
-    """Read targets and return the classes that occur in them; in multi-process runs, each process reads a share."""
+    """Read targets and return the classes that occur in them. Each process reads a part of the targets."""
     count = len(examples)
     own = np.random.default_rng(0).permutation(count)[args.process_index :: args.world_size]
     is_seen, empty, ignored = torch.zeros(num_classes, dtype=torch.bool), [], []
@@ -93,7 +93,7 @@ def classes_in(target: Any) -> tuple[Tensor, float]:
         counts = target.flatten().bincount(minlength=IGNORED_LABEL + 1)
         ignored = float(counts[IGNORED_LABEL]) / target.numel()
         return counts[:IGNORED_LABEL].nonzero().flatten(), ignored
-    if isinstance(target, list):  # C binary labels or values, NaN if missing
+    if isinstance(target, list):  # list of C binary labels or values, NaN for missing ones
         return torch.tensor(target).nan_to_num().nonzero().flatten(), 0.0
     if "keypoints" in target:
         return (target["keypoints"][:, 2] > 0).nonzero().flatten(), 0.0
@@ -111,7 +111,7 @@ def describe_missing_classes(
     """Warn about classes without training examples and masks without classes; return sentences for the model card.
 
     Args:
-        splits: Classes found in each split. Evaluation runs have no "train".
+        splits: Classes found in each split, by split name. An evaluation run has no split "train".
         names: Names of the C classes.
         num_needed: Minimum number of classes that training needs.
         examples: Plural noun for the examples in messages, such as "images".
@@ -154,7 +154,7 @@ def _note_alike(names: Sequence[str]) -> list[str]:
 
 
 def _note_empty(split: str, seen: SplitClasses) -> list[str]:
-    if not 0 < len(seen.empty) < seen.num_read:  # if all masks are empty, an error is raised instead
+    if not 0 < len(seen.empty) < seen.num_read:  # no warning if all masks are empty, because this raises an error
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
     logger.warning("%s and are not used:%s", note, in_lines(seen.empty, MAX_NAMED))
@@ -186,7 +186,7 @@ def find_label_classes(labels: Sequence[int], num_classes: int, is_stream: bool 
 
 
 def check_transparency(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
-    """Warn about transparent images and return sentences for the model card. Each process reads some of the images."""
+    """Warn about transparent images; return sentences for the model card. Each process reads a part of the images."""
     encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
     found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
@@ -229,13 +229,14 @@ def check_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplic
         if twice := sorted(index for index, own in read[second].items() if own in seen):
             notes.append(f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well.")
             names = in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED)
-            # Extrapolate the number of duplicates from the training images that were read to all training images.
+            # Only some training images may have been read: extrapolate the number of duplicates to all training
+            # images.
             is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
             if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
                 advice = "Remove them from one of the splits, or set allow_duplicates to accept biased scores."
                 raise ValueError(f"{notes[-1]} {advice} They are:{names}")
             logger.warning("%s They are:%s", notes[-1], names)
-    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels by checksum
+    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels of the images with each checksum
     for split, rows in splits.items():
         if "label" in rows.column_names:
             names, labels = rows["file"][:], rows["label"][:]

@@ -45,11 +45,11 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Return the Kullback-Leibler divergence of logits (B, K) from the teacher's logits, averaged over images.
+    """Return the Kullback-Leibler divergence between predictions of teacher and student, averaged over images.
 
-    The logits are divided by the temperature; values above 1 give unlikely classes more weight. The loss is multiplied
-    by the squared temperature, so that the gradient keeps its scale. Unlike the DeiT paper, the DeiT code also divides
-    the loss by K.
+    Both logits (B, K) are divided by the temperature. Temperatures above 1 give unlikely classes more weight. The loss
+    is multiplied by the squared temperature, so that the gradient keeps its scale. Unlike the DeiT paper, the DeiT
+    code also divides the loss by K.
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
@@ -60,9 +60,10 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 
 
 def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Return 1 - cosine of tokens (B, n, D), averaged over the tokens of each image and then over images.
+    """Return 1 - cosine similarity of `tokens` and `targets`, both (B, n, D).
 
-    Only tokens with `visible` (B, n) equal to True are used. If `visible` is None, all tokens are used.
+    The values are averaged over the tokens of each image and then over images. Only tokens with `visible` (B, n) equal
+    to True are used. If `visible` is None, all tokens are used.
     """
     losses = 1 - F.cosine_similarity(to_float32_or_higher(tokens), to_float32_or_higher(targets), dim=-1)  # (B, n)
     if visible is None:
@@ -80,7 +81,8 @@ def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
 class Projection(nn.Linear):
     """Linear layer that maps tokens of a student to the width of its teacher.
 
-    The layer is trained with the student, but it is not a submodule of the student and not saved with its weights.
+    The layer is trained with the student. It is not a submodule of the student, and is not saved with the student's
+    weights.
     """
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
@@ -92,8 +94,9 @@ class Distillation(StatefulCallback, ABC):
     """Loss of a teacher that is added to the loss of a student during training.
 
     The loss becomes (1 - alpha) times the student's loss plus alpha times the teacher's loss. A hook adds the
-    teacher's loss in the forward pass, so that DDP registers all parameters that take part. The hook exists during
-    training only, see `attached`; evaluating and saving the student are unaffected.
+    teacher's loss in the forward pass of the student, so that DDP registers all parameters that contribute to the
+    loss. The hook exists only during training, see `attached`. It does not affect evaluation and saving of the
+    student.
 
     Args:
         teacher: The teacher.
@@ -106,14 +109,14 @@ class Distillation(StatefulCallback, ABC):
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
-        # Number of images in all batches of a step, for models with batch losses that add up to the loss of the step
+        # Number of images in all batches of a step. Set for models whose batch losses add up to the loss of the step.
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Context manager within which a student learns from the teacher, which is moved to the same device."""
+        """Context manager that moves the teacher to the device of a student, which then learns from the teacher."""
         self.teacher.to(student.device)
         if self.projection is not None:
             student.distillation_projection = self.projection.to(student.device)
@@ -129,13 +132,13 @@ class Distillation(StatefulCallback, ABC):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the student's loss of a batch, and the teacher's losses by name, averaged over images."""
+        """Return the student's own loss of a batch, and the distillation losses by name, averaged over images."""
 
     @torch.compiler.disable
     def _teach(
         self, student: HfViTPreTrainedModel, _: tuple[Any, ...], inputs: dict[str, Any], outputs: ModelOutput
     ) -> None:
-        """Add the teacher's losses to the loss of a batch."""
+        """Add the distillation losses to the student's loss of a batch."""
         if not student.training or outputs.loss is None:
             return
         own, parts = self.losses(student, inputs, outputs)
@@ -149,7 +152,7 @@ class Distillation(StatefulCallback, ABC):
         outputs["loss"] = (1 - self.alpha) * own + self.alpha * theirs
 
     def take_parts(self) -> dict[str, Tensor]:
-        """Return the teacher's losses by name, averaged over the batches since the last call."""
+        """Return the distillation losses by name, averaged over the batches since the last call."""
         parts = {f"{name}_loss": total / self._num_batches for name, total in self._sums.items()}
         self._sums, self._num_batches = {}, 0
         return parts
@@ -183,7 +186,7 @@ class Distillation(StatefulCallback, ABC):
 
 
 def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
-    """Raise `ValueError` unless a checkpoint contains the weights outside the student that the run needs."""
+    """Raise `ValueError` if trained weights of a distillation, saved apart from the student, are missing."""
     file = Path(checkpoint) / PROJECTION_NAME
     weights = {} if distillation is None else distillation.weights(), load_file(file) if file.is_file() else {}
     needed, saved = ({name: list(weight.shape) for name, weight in part.items()} or "none" for part in weights)
@@ -197,8 +200,8 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
 def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
     """Raise `ValueError` if a teacher is incompatible with the training arguments.
 
-    `has_soft_labels` is true if labels are smoothed before they reach the student. `loss` is a function that replaces
-    the student's loss, if given.
+    `has_soft_labels` is true if labels are smoothed before they are passed to the student. `loss`, if given, is a
+    function that replaces the student's loss.
     """
     if args.n_gpu > 1:
         raise ValueError(
@@ -223,8 +226,8 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
 class TokenDistillation(Distillation):
     """Distillation of a teacher's predictions into a separate head on the distillation token of the student.
 
-    The head on the pooled image learns the labels. The student predicts the mean of both heads. Source: DeiT,
-    https://arxiv.org/abs/2012.12877.
+    The head on the pooled features is trained on the labels. The student predicts the mean of both heads. Source:
+    DeiT, https://arxiv.org/abs/2012.12877.
 
     Args:
         teacher: A classifier.
@@ -244,7 +247,7 @@ class TokenDistillation(Distillation):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss with respect to the labels, and the loss with respect to the teacher's predictions."""
+        """Return the loss between predictions and labels, and the loss between predictions of student and teacher."""
         own = classification_loss(outputs.cls_logits, inputs["labels"], student.config.problem_type)
         logits, theirs = outputs.distillation_logits, self.teacher.logits(inputs["pixel_values"])[:, self.order]
         if self.temperature is None:
@@ -253,13 +256,13 @@ class TokenDistillation(Distillation):
 
 
 class FeatureDistillation(Distillation):
-    """Distillation of features: 1 - cosine of patch tokens and, if both models have one, of CLS tokens.
+    """Distillation of features. The loss is 1 - cosine similarity of patch tokens and, if available, of CLS tokens.
 
     If the widths of the models differ, a linear layer projects the student's last tokens. The teacher's patches are
     resampled to the student's grid. Padding is ignored.
 
     Args:
-        teacher: An encoder; the width of its tokens is found by encoding an image of the student's size.
+        teacher: An encoder. It encodes one image of the student's size to find the width of its tokens.
         student: The model to train.
         alpha: Weight of the teacher in the loss.
 
@@ -297,7 +300,8 @@ class FeatureDistillation(Distillation):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the student's loss, and the distillation losses of the patches and the CLS token."""
-        # (B, L, D'), prefix and patches first. Models with queries return tokens, because their heads run the blocks.
+        # Tokens (B, L, D'), which start with prefix and patches. Models with queries run the blocks in the head, and
+        # return the tokens.
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None

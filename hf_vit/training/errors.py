@@ -1,4 +1,4 @@
-"""Errors that end a training run early, with one-line messages."""
+"""Errors that end a training run early. Their messages are one line long."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from .checkpoints import find_incomplete, last_checkpoint
 
 
 class Preempted(SystemExit):
-    """A signal has ended a training run after a checkpoint was saved.
+    """Raised when a signal has ended a training run, after a checkpoint was saved.
 
-    If it is not caught, the script exits with the code 128 plus the signal number, such as 143 for SIGTERM, as if the
-    signal had killed it. With exit code 0, SLURM, Kubernetes and `&&` would assume that training is complete.
+    If the exception is not caught, the script exits with code 128 plus the signal number (143 for SIGTERM), as if the
+    signal had killed the process. With exit code 0, SLURM, Kubernetes and `&&` would assume that training is complete.
 
     Args:
         number: Signal number.
-        message: Describes the saved checkpoint and how to resume.
+        message: Message about the saved checkpoint and how to resume.
     """
 
     def __init__(self, number: int, message: str) -> None:
@@ -59,7 +59,7 @@ def as_sentence(error: BaseException) -> str:
 
 
 def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
-    """Return a sentence about the checkpoint from which a training run can resume."""
+    """Return a sentence that names the checkpoint from which a training run can resume, if there is one."""
     checkpoint = last_checkpoint(output_dir, reads_all=False)
     if checkpoint is None:
         return "There is no complete checkpoint yet. Restart with --resume_from_checkpoint last."
@@ -67,7 +67,7 @@ def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
 
 
 def not_finite_message(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
-    """Return the error message for a loss or weights that are not finite, with remedies and the last checkpoint."""
+    """Return the error message for a non-finite loss or weight, with remedies and the path of the last checkpoint."""
     checkpoint = last_checkpoint(args.output_dir, reads_all=False)
     left = "There is no complete checkpoint yet."
     if checkpoint is not None:
@@ -88,8 +88,8 @@ def checkpoint_error(folder: Path, error: Exception) -> CheckpointError | None:
 
     Returns None if the checkpoint is complete or the error has a different cause.
     """
-    # torch.save raises RuntimeError with various messages if it cannot write a file. Other RuntimeErrors are not
-    # file errors.
+    # torch.save raises RuntimeError with various messages if it cannot write a file. A RuntimeError raised elsewhere
+    # is not a file error.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_of_writer = any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
     if (isinstance(error, RuntimeError) and not is_of_writer) or find_incomplete(folder) is None:

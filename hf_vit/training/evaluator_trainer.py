@@ -22,16 +22,17 @@ from .trainer import HfViTTrainer, replaced
 
 
 MAX_PICTURED = 6
-CHOOSING = "choosing"  # prefix of internal scores, used to choose a threshold
+CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a threshold
 
 
 class EvaluatorTrainer(HfViTTrainer):
     """`HfViTTrainer` with an evaluator, which computes scores at the original image size.
 
-    Each process reduces its predictions to small records, which are gathered batch by batch. Scores do not depend on
-    the number of processes or the batch size, and model outputs are not kept.
+    Each process reduces its predictions to small records, which are gathered from all processes after each batch.
+    Model outputs are not kept. Scores do not depend on the number of processes or the batch size.
 
-    If the metric uses a score threshold for predictions, it is chosen on validation images; see `choose_threshold`.
+    If the metric only counts predictions above a score threshold, the threshold is chosen on validation images, see
+    `choose_threshold`.
 
     The data collator must have an attribute `keeps_targets`. Evaluation data must be a `TargetDataset`, and training
     data an `AugmentedDataset`.
@@ -55,7 +56,7 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
         self.predictions: list[dict[str, Any]] | None = None  # set to a list to collect predictions
-        # Thresholds found in the last evaluation, and chosen thresholds. Key: whether they are for averaged weights.
+        # Thresholds found in the last evaluation, and chosen thresholds. The key is True for the averaged weights.
         self._found: dict[bool, Threshold | None] = {}
         self.thresholds: dict[bool, Threshold | None] = {}
         self._found_at_step = -1
@@ -73,7 +74,7 @@ class EvaluatorTrainer(HfViTTrainer):
             (metric.record(result.prediction, target), result.loss, result.weight, describe(result.prediction, target))
             for result, target in zip(results, inputs["targets"], strict=True)
         ]
-        # `gather_for_metrics` removes images that were repeated to fill the last batch.
+        # Gather with `gather_for_metrics`, because it removes images that were repeated to fill the last batch.
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         metric.update([record for record, *_ in gathered])
         self._losses += [(loss, weight) for _, loss, weight, _ in gathered]
@@ -92,14 +93,14 @@ class EvaluatorTrainer(HfViTTrainer):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
-        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # only if validation images are evaluated
+        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # these evaluations use validation images
             self._found[is_average] = found = self.evaluator.metric.best_threshold()
             self._found_at_step = self.state.global_step
             self.evaluator.threshold = None if found is None else found.value
         return output
 
     def evaluating_with(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
-        """Context manager that evaluates with another evaluator and without averaged weights."""
+        """Context manager within which evaluations use the given evaluator, and skip the averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
     def choose_threshold(self) -> None:

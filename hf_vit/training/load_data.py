@@ -1,4 +1,4 @@
-"""Load the data of a training or evaluation run once for all processes, check the images, and split them."""
+"""Load the data of a training or evaluation run, check the images, and hold out images for validation."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-LABEL, MODEL_LABEL = "label", "model_label"  # columns with class indices of the data and of the model
+LABEL, MODEL_LABEL = "label", "model_label"  # columns with the class index in the data and in the model
 HELD_OUT = 0.1  # default share of the training images that is held out for validation
 
 
@@ -36,18 +36,18 @@ def load_targets(
     *,
     needs_validation: int | None = None,
 ) -> TargetData:
-    """Load and check the data of a training run, and hold out validation images if they are needed and missing.
+    """Load and check the data of a training run, and hold out validation images if necessary.
 
-    If `args.train_val_split` is None, a tenth of the training images is held out if two conditions hold. First, the
-    validation split is missing or serves as the test split. Second, validation scores choose the best step or another
-    value, or the data has no test split.
+    If `args.train_val_split` is None, 10% of the training images are held out if two conditions hold. First, the
+    validation split is missing or used as the test split. Second, validation scores are needed to choose the best step
+    or another value, or the data has no test split.
 
     Args:
         load: Function that loads the data.
         args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
         training_args: Training arguments.
-        needs_validation: Minimum number of training images for which the task chooses a value, such as a score
-            threshold, by validation scores. None if the task chooses no value.
+        needs_validation: Number of training images from which the task uses validation scores to choose a value, such
+            as a score threshold. None if the task chooses no value.
 
     Returns:
         The data. Its splits are "train", "validation" and "test", or some of these.
@@ -85,7 +85,7 @@ def load_targets(
 
 
 def chooses_step(args: HfViTTrainingArguments) -> bool:
-    """Return whether validation scores choose the best step of a training run."""
+    """Return whether a training run uses validation scores to choose the best step."""
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
@@ -106,7 +106,7 @@ def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) ->
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # the saved model does not record the share
+    if args.train_val_split is None:  # a saved model does not store the share of held-out images
         args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -179,13 +179,13 @@ def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name:
 def readable_images(
     data: TargetData, args: TaskArguments, training_args: HfViTTrainingArguments, fault: str
 ) -> DatasetDict:
-    """Return the splits without unreadable examples; in multi-process runs, each process checks a share.
+    """Return the splits without unreadable examples. Each process checks a part of the examples.
 
     Args:
         data: The data.
         args: Options of the data.
         training_args: Training arguments.
-        fault: Effect of an unreadable example for messages, such as "cannot be evaluated".
+        fault: Consequence of an unreadable example, used in messages, such as "cannot be evaluated".
 
     Raises:
         ValueError: if an example is unreadable and `skip_unreadable` is not set, or if too few examples remain.
@@ -223,7 +223,7 @@ def load_evaluation_targets(
     training_args: HfViTTrainingArguments,
     was_streamed: bool = False,
 ) -> tuple[str, TargetData]:
-    """Load one split of the data, with the class indices of a model.
+    """Load one split of the data, with classes numbered as in a model.
 
     If the data has no validation split, "validation" selects the images that a training run with the same
     `train_val_split` held out of "train".
@@ -254,7 +254,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Return data with targets that use the class or keypoint indices of a model. The model must have all of them."""
+    """Return data whose targets use the class or keypoint indices of a model, which must have all of these names."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
@@ -284,7 +284,7 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
 
 
 def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
-    # Keypoints of the model that are missing in the data get visibility 0, which means unlabeled.
+    # Keypoints of the model that are missing in the data get visibility 0, which marks them as unlabeled.
     target = read_target(row)
     keypoints = torch.zeros(count, 3)
     keypoints[numbers] = target["keypoints"]
@@ -292,6 +292,6 @@ def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, co
 
 
 def open_data(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
-    """Load the data; in multi-process runs, the first process fills the cache before the others load."""
+    """Load the data. The first process fills the cache of `datasets` before the other processes load."""
     with training_args.main_process_first(desc="loading the data"):
         return load()

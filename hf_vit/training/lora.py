@@ -1,4 +1,4 @@
-"""LoRA: low-rank updates of frozen models, trained and saved as an adapter."""
+"""LoRA: low-rank updates of the weights of a frozen model, which are trained and saved as an adapter."""
 
 import copy
 import warnings
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
 def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
-    """Freeze a model and add an adapter with low-rank updates of attention and MLP layers; heads are trained in full.
+    """Freeze a model, and add an adapter with low-rank updates of attention and MLP layers. Heads are not frozen.
 
     The class of the model does not change. Parameters that were frozen before stay frozen.
 
@@ -66,12 +66,12 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
         target_modules=targets,
         modules_to_save=heads,
     )
-    # `model.add_adapter` of transformers 5.24 does not support peft before 0.22.
+    # Do not call `model.add_adapter`, because in transformers 5.24 it requires peft 0.22 or newer.
     inject_adapter_in_model(config, model)
 
 
 def prepare_adapter(model: Any, args: Any) -> Any:
-    """Return the model inside a `PeftModel`, or the model itself; add an adapter if `lora_rank` is set."""
+    """Unwrap the model if it is a `PeftModel`, add an adapter if `lora_rank` is set, and return the model."""
     model = unwrap_peft(model)
     if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
@@ -98,7 +98,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return the number of parameters of a model, without adapters, because these can be merged."""
+    """Return the number of parameters of a model. Adapters are not counted, because they can be merged."""
     count: int = model.num_parameters()
     if is_adapted(model):
         count -= sum(
@@ -129,12 +129,12 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
 
 
 def unwrap_layer(module: Any, *, merges: bool) -> nn.Module:
-    """Return the layer inside an adapted layer, merged with its updates if `merges` is true, or a wrapped head."""
+    """Return the layer or head inside a module of peft. If `merges` is true, low-rank updates are merged into it."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
         return plain
     if merges:
-        module = copy.deepcopy(module)  # merging in place is not exactly reversible
+        module = copy.deepcopy(module)  # copy the layer, because merging in place cannot be undone exactly
         module.merge()
     plain = module.get_base_layer()
     return plain
@@ -142,7 +142,7 @@ def unwrap_layer(module: Any, *, merges: bool) -> nn.Module:
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return a copy of the adapter weights of a model under the names that peft uses."""
-    # With the default, peft queries the Hub at each call to check for a resized vocabulary of the base model.
+    # By default, peft would query the Hub at each call to check whether the vocabulary of the base model was resized.
     weights = get_peft_model_state_dict(model, adapter_name=active_adapter(model), save_embedding_layers=False)
     return {f"{PREFIX}{key}": weight.clone(memory_format=torch.contiguous_format) for key, weight in weights.items()}
 
@@ -157,7 +157,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 def as_peft_model(model: PreTrainedModel) -> "PeftModel":
     """Wrap an adapted model in a `PeftModel`, so that `transformers.Trainer` saves and loads only the adapter."""
     name, weights = active_adapter(model), adapter_weights(model)
-    # peft initializes the adapter randomly, warns that it exists, and reads a deprecated attribute.
+    # Restore the random state and hide warnings: peft first initializes the adapter randomly, warns that the adapter
+    # already exists, and reads a deprecated attribute.
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute|`is_gradient_checkpointing` is")
         wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
@@ -174,7 +175,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def check_adapter(model: nn.Module, checkpoint: Path) -> None:
-    """Raise `ValueError` if only one of a checkpoint and a model has an adapter."""
+    """Raise `ValueError` if a checkpoint has an adapter and the model has none, or vice versa."""
     has_adapter = (checkpoint / ADAPTER_SAFE_WEIGHTS_NAME).is_file()
     if is_adapted(model) and not has_adapter:
         raise ValueError(

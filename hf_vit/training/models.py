@@ -1,4 +1,4 @@
-"""Initial model of a training run, and its image processor.
+"""Create or load the initial model of a training run and its image processor.
 
 Shapes: M patches of an image, of E values each, D hidden size, C channels, p q patch height and width, K directions.
 """
@@ -27,11 +27,11 @@ from .arguments import TaskArguments
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
-# Maps a field of `HfViTConfig` to the head options in this field
+# Head options, by the field of `HfViTConfig` that contains them
 HeadOptions = Mapping[str, Mapping[str, Any]]
-# Prefixes of the weight names of heads
+# Prefixes of the names of head weights
 HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
-# Weights of heads with one entry per class. Other head weights are reused for other classes.
+# Head weights with one entry per class. If the classes change, only these head weights are initialized anew.
 CLASS_WEIGHTS = (
     "classifier.",
     ".class_tokens",
@@ -40,11 +40,11 @@ CLASS_WEIGHTS = (
     "keypoint_head.classic.predictor.",
     "keypoint_head.simple.predictor.",
 )
-# Weights that only one of the contrastive losses has. Other head weights are reused for the other loss.
+# Head weights that exist for only one contrastive loss. If the loss changes, all other head weights are reused.
 LOSS_WEIGHTS = ("contrastive_head.logit_",)
-# Weights of heads with one entry per query. Other head weights are reused for another number of queries.
+# Head weights with one entry per query. If the number of queries changes, all other head weights are reused.
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
-NULL_VARIANCE = 1e-6  # minimum variance of a direction: below the rounding error of 8-bit pixels
+NULL_VARIANCE = 1e-6  # minimum variance of a direction; it is below the rounding error of 8-bit pixels
 NUM_IMAGES = 256  # number of images from which patches are sampled
 LEAST_VARIANCE = 1e-2  # directions of smaller variance, in pixel value units, are noise and are not amplified
 
@@ -60,9 +60,9 @@ def load_model(
 ) -> tuple[Model, BaseImageProcessor]:
     """Return the model to train, either a saved model of any class or a new model, and its image processor.
 
-    If the classes of a saved model differ from `names`, the weights for classes are new. `facts` are head options
-    determined by the data, and `fresh` are options of new heads. Options in `args` take precedence over `facts`,
-    `fresh` and `use_distillation_token`.
+    If the classes of a saved model differ from `names`, the weights with one entry per class are initialized. `facts`
+    are head options determined by the data, and `fresh` are options of new heads. Options in `args` take precedence
+    over `facts`, `fresh` and `use_distillation_token`.
     """
     facts, fresh, overrides = facts or {}, fresh or {}, args.overrides()
     try:
@@ -79,7 +79,7 @@ def load_model(
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
             apply_geometry(model, use_distillation_token=True)
-        model.config._name_or_path = args.model_name_or_path  # a model rebuilt from a configuration has no name
+        model.config._name_or_path = args.model_name_or_path  # lost if the model was rebuilt from a configuration
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error
@@ -95,7 +95,7 @@ def color_options(args: TaskArguments) -> dict[str, Any]:
 
 
 def misfit(error: StrictDataclassError) -> ValueError:
-    """Convert an error of transformers about a field of the wrong type into an error with a one-line message."""
+    """Convert the transformers error for a configuration field of the wrong type into a one-line `ValueError`."""
     return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
 
 
@@ -111,7 +111,7 @@ def plan_config(args: TaskArguments) -> dict[str, Any]:
     overrides = args.overrides()
     given = {
         name: value for name, value in overrides.items() if name != "text_config"
-    }  # text_config also depends on the tokenizer
+    }  # text_config is not known yet: it depends on the tokenizer
     try:
         if args.model_name_or_path is None:
             fields: dict[str, Any] = HfViTConfig.from_preset(args.preset or "small", **given).to_dict()
@@ -131,7 +131,7 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        known -= {"use_distillation_token"}  # distillation may add this token
+        known -= {"use_distillation_token"}  # this field may differ, because distillation may have added the token
     fields = {name: planned[name] for name in known & planned.keys()}
     compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
@@ -162,7 +162,7 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
 
 
 def comparable(name: str, value: Any) -> Any:
-    """Return a comparable field value: sizes as pairs, tuples as lists."""
+    """Convert a field value for comparisons: an image or patch size to a pair, a tuple to a list."""
     return list(to_pair(value)) if name in SIZES and value is not None else tuples_to_lists(value)
 
 
@@ -175,7 +175,7 @@ def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
 def tune(
     model_class: type[Model], args: TaskArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
-    """Return a saved model, with new weights for other classes, and its image processor."""
+    """Return a saved model and its image processor. If the classes change, the weights for classes are initialized."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
     model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
@@ -189,7 +189,7 @@ def tune(
     if left_out or facts:
         saved = model.config.to_dict()
         fields = {**saved, **join_options(saved, facts, overrides), **name_labels(names)}
-        # The attention implementation is not a saved field.
+        # Pass the attention implementation, because it is not a saved field.
         config = HfViTConfig.from_dict(fields, attn_implementation=model.config._attn_implementation)
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
@@ -203,10 +203,10 @@ def tune(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Context manager that suppresses loading reports and progress bars, for a checkpoint that is loaded again."""
+    """Context manager that hides loading reports and progress bars while a checkpoint is loaded for a second time."""
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
     levels = {each: each.level for each in map(logging.get_logger, names)}
-    # The functions of transformers change the progress bars of huggingface_hub too, which the user may have disabled.
+    # In transformers, enabling progress bars also enables those of huggingface_hub, which the user may have disabled.
     shows_progress = logging.is_progress_bar_enabled() and not are_progress_bars_disabled()
     for each in levels:
         each.setLevel(logging.ERROR)
@@ -224,10 +224,10 @@ def without_load_report() -> Iterator[None]:
 def open_with_options(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, tuple[str, ...], bool]:
-    """Open a saved or published model, optionally with other head options.
+    """Open a saved or published model, optionally with different head options.
 
-    Also returns the prefixes of saved weights that do not fit the requested head, and whether the checkpoint contains
-    no weight of the head.
+    The function also returns the prefixes of saved weights that do not fit the requested head, and whether all weights
+    of the head are missing in the checkpoint.
     """
     options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
     check_fields(overrides)
@@ -240,7 +240,7 @@ def open_with_options(
         return model, (), is_fresh
     of_head, encoder = [], {}
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        # Mismatched keys are tuples of the name and both shapes; missing and unexpected keys are names.
+        # A mismatched key is a tuple of a weight name and two shapes. A missing or unexpected key is a weight name.
         named = [(key if isinstance(key, str) else key[0], key) for key in info[kind]]
         of_head += [name for name, _ in named if name.startswith(HEADS)]
         encoder[kind] = [key for name, key in named if not name.startswith(HEADS)]
@@ -269,7 +269,7 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
 def load_with_info(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """Open a saved or published model without checks; also return missing and unexpected weights.
+    """Open a saved or published model without checks. Return the model and its missing and unexpected weights.
 
     Raises:
         OSError: If the saved model does not exist.
@@ -281,7 +281,7 @@ def load_with_info(
 
 
 def read_config_of(name_or_path: str) -> dict[str, Any]:
-    """Return the config.json of a saved or published model, empty for a weight file; raise `OSError` without one."""
+    """Return the content of a model's config.json, {} for a weight file; raise `OSError` if config.json is missing."""
     with naming(name_or_path):
         return read_config(name_or_path)
 
@@ -306,12 +306,12 @@ def name_labels(names: Sequence[str]) -> dict[str, Any]:
 
 
 def shorten(names: Sequence[str], count: int = 20) -> str:
-    """Return the first `count` names as text."""
+    """Return a text with at most `count` of the names."""
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
-    """Return the height and width in pixels of all processed images; raise `ValueError` if they differ."""
+    """Return the height and width in pixels of processed images; raise `ValueError` if images have several sizes."""
     size = processor.crop_size if processor.do_center_crop else processor.size
     if not size.height or not size.width:
         raise ValueError(
@@ -335,7 +335,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
-        "keep_aspect_ratio": False,  # this option of DPT processors requires height and width
+        "keep_aspect_ratio": False,  # an option of DPT processors; if true, it requires height and width
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,
@@ -343,14 +343,14 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # the scale is chosen after training
+        "window_scale": None,  # scale of sliding windows, chosen after training
         **more,
     }
     return HfViTImageProcessor.from_dict(options)
 
 
 def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
-    """Return a description of the image size for a model with `whole_image_processor`."""
+    """Return a description of the size to which `whole_image_processor` resizes images."""
     height, width = to_pair(config.image_size)
     whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
@@ -366,7 +366,7 @@ def principal_directions(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tenso
         ValueError: If there are no patches, or a pixel is infinite or NaN.
     """
     count, total, products = 0, torch.zeros(()), torch.zeros(())
-    for part in parts:  # one by one, because all patches may take gigabytes
+    for part in parts:  # convert one part at a time, because all patches together may take gigabytes
         patches = part.to("cpu", torch.float64)  # (M, E)
         count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
     if not (count and products.isfinite().all()):
@@ -380,10 +380,10 @@ def principal_directions(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tenso
 def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) -> None:
     """Initialize the patch embedding of a new model with whitened principal directions of image patches.
 
-    Neighboring pixels are similar, so random weights mostly extract the mean color of a patch. Principal directions
-    divided by their standard deviation give details the same magnitude as colors from the first step on. A random
-    rotation spreads them over all D channels. If D < E, the directions of smallest variance are omitted; directions
-    without variance, such as the colors of gray images, are always omitted.
+    Neighboring pixels are similar, so that random weights mostly extract the mean color of a patch. If principal
+    directions are divided by their standard deviation, details have the same magnitude as colors from the first step
+    on. A random rotation distributes the directions over all D channels. If D < E, the directions of smallest variance
+    are omitted; directions without variance, such as the colors of gray images, are always omitted.
 
     Args:
         model: Model with an `HfViTModel` as base.
@@ -404,8 +404,8 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     width = len(projection.weight)
     kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
     if kept == 0:
-        return  # all patches are equal
-    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), the largest variances
+        return  # keep the random weights if all patches are equal
+    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), largest variances only
     draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), scaled to channels of variance 1
     kernels = rotation @ whitening  # (D, E)

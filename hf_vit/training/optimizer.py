@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, Muon, and a learning rate schedule that supports changes of its length."""
+"""Parameter groups, the optimizer Muon, and learning rate schedules whose length can change during training."""
 
 import math
 from collections import defaultdict
@@ -19,10 +19,11 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 
 
-# Weight decay applies only to the matrices of these layers. All other parameters are added to activations (biases,
-# tokens, positions), scale them (norms, LayerScale, temperatures), or are looked up (queries, word embeddings).
+# Weight decay only applies to the matrices of these layers. All other parameters are added to activations (biases,
+# tokens, positions), multiplied with activations (norms, LayerScale, temperatures), or looked up in a table (queries,
+# word embeddings).
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Newton-Schulz polynomial, steep at zero to need few steps
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Newton-Schulz polynomial; it is steep at zero to converge fast
 NUM_STEPS = 5
 MIN_NORM = 1e-7
 
@@ -33,7 +34,7 @@ def find_backbone(model: nn.Module) -> HfViTModel | None:
 
 
 def may_lack_gradients(model: nn.Module) -> bool:
-    """Return whether trained parameters, such as a mask token or the last blocks, may have no gradient in a step."""
+    """Return whether trained parameters, such as a mask token or the last blocks, may get no gradient in a step."""
     if not isinstance(model, HfViTPreTrainedModel):
         return True
     objectives = HfViTForMaskedImageModeling | HfViTForJointEmbedding
@@ -46,7 +47,7 @@ def may_lack_gradients(model: nn.Module) -> bool:
 def decayed_parameter_names(model: nn.Module) -> list[str]:
     """Return the names of parameters with weight decay: matrices of linear layers and convolutions.
 
-    This follows big_vision (https://arxiv.org/abs/2205.01580), where weight decay applies to kernels.
+    As in big_vision (https://arxiv.org/abs/2205.01580), weight decay applies to the kernels of layers.
     """
     modules = dict(model.named_modules())
     places = ((name, *name.rpartition(".")[::2]) for name, _ in model.named_parameters())
@@ -54,9 +55,10 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
-    """Return the layer index of each parameter: embeddings 0, block number i + 1, final norm as the last block.
+    """Return the layer index of each backbone parameter: 0 for embeddings and i + 1 for block number i.
 
-    Also returns the layer index of all other parameters: pooling, heads, decoders, text tower.
+    The final norm has the index of the last block. The function also returns the layer index of all other parameters
+    (pooling, heads, decoders, text tower).
     """
     if backbone is None:
         return {}, 1
@@ -69,7 +71,7 @@ def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """Map each attention and MLP matrix of all blocks to its number of stacked matrices, which is 3 for qkv."""
+    """Map each attention and MLP weight of the blocks to its number of stacked matrices, which is 3 for qkv."""
     matrices: dict[Tensor, int] = {}
     for block in model.modules():
         if isinstance(block, HfViTLayer):
@@ -97,18 +99,18 @@ def make_parameter_groups(
         model: The model. Frozen parameters are excluded.
         learning_rate: Learning rate of the heads, before `head_lr_multiplier`.
         weight_decay: Weight decay of matrices of linear layers and convolutions; other parameters have none.
-        layer_decay: Learning rate of a layer divided by that of the next layer. Layers are the embeddings, the blocks
-            and the heads (https://arxiv.org/abs/2106.08254).
+        layer_decay: Learning rate of a layer divided by the learning rate of the next layer. Layers are the
+            embeddings, the blocks and the heads (https://arxiv.org/abs/2106.08254).
         head_lr_multiplier: Factor of the learning rate of heads.
-        use_muon: Whether the matrices of blocks get groups for `Muon`.
+        use_muon: Whether the matrices of blocks are in separate groups for `Muon`.
 
     Returns:
         Groups with `params`, `lr`, `weight_decay`, the learning rate factor `lr_scale`, a readable `name`, and
         `num_matrices`, the number of matrices stacked in each parameter for Muon, 0 for AdamW.
 
     Raises:
-        ValueError: If layers need different rates and the model has no backbone of this package, or there are no
-            blocks for Muon.
+        ValueError: If the model has no backbone of this package, and layers need different learning rates or `Muon`
+            needs blocks.
     """
     backbone = find_backbone(model)
     if backbone is None and (layer_decay, head_lr_multiplier) != (1.0, 1.0):
@@ -162,7 +164,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
 
     Args:
         model: The model.
-        prefixes: Prefixes of parameter names that end before a dot, for example `model.embeddings`.
+        prefixes: Prefixes of the names of the parameters to freeze, without the final dot, such as `model.embeddings`.
         trainable_blocks: Number of last blocks of the backbone that are trained, together with the final norm and the
             heads. 0 freezes the whole backbone.
 
@@ -170,7 +172,8 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
         The largest modules without trainable parameters, see `frozen_modules`.
 
     Raises:
-        ValueError: If a prefix matches nothing, there are fewer blocks, or nothing remains to train.
+        ValueError: If a prefix matches no parameter, the backbone has fewer than `trainable_blocks` blocks, or all
+            parameters would be frozen.
     """
     parameters = dict(model.named_parameters())
     for prefix in prefixes:
@@ -209,7 +212,7 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the largest fully frozen modules within a module, possibly the module itself."""
+    """Return the largest submodules (or `module` itself) that have no trainable parameters."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -217,7 +220,7 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Change the singular values of matrices (n, A, B) to about 1 (between 0.7 and 1.2) with Newton-Schulz steps.
+    """Orthogonalize matrices (n, A, B): Newton-Schulz steps bring their singular values between 0.7 and 1.2.
 
     The steps run in bfloat16, which is precise enough, unless the matrices are in float64.
 
@@ -235,12 +238,12 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a tensor that FSDP2 may have sharded."""
+    """Return the full tensor if FSDP2 has sharded the tensor; otherwise return it unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Shard a full tensor like a parameter, and return the shard of this process."""
+    """Shard a full tensor in the same way as a parameter, and return the shard of this process."""
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -249,18 +252,19 @@ def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups with `num_matrices` and AdamW for the others, as one optimizer.
+    """Optimizer that applies Muon to groups with `num_matrices` above 0, and AdamW to all other groups.
 
-    The steps of a matrix (A, B) are scaled by 0.2·sqrt(max(A, B)) to the size of AdamW's steps, so that the learning
-    rate and weight decay of AdamW can be used (https://arxiv.org/abs/2502.16982). Matrices stacked in one parameter
-    (query, key and value) are orthogonalized separately. All matrices of the same shape are processed at once.
+    Muon's steps for a matrix (A, B) are scaled by 0.2·sqrt(max(A, B)). They are then as large as AdamW's steps, so
+    that both can use the same learning rate and weight decay (https://arxiv.org/abs/2502.16982). Matrices stacked in
+    one parameter (query, key and value) are orthogonalized separately. All matrices of the same shape are processed at
+    once.
 
     If FSDP2 has sharded the matrices, their momenta are gathered for a step, and each process orthogonalizes all of
     them; between steps, weights, gradients and momenta stay sharded.
 
     Args:
         groups: Groups of `make_parameter_groups`.
-        lr: Learning rate of groups that contain none.
+        lr: Learning rate of groups without `lr`.
         momentum: Nesterov momentum of Muon.
         **adamw: Other arguments of `torch.optim.AdamW`.
 
@@ -277,7 +281,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Run a step; return the value of `closure`."""
+        """Run an optimizer step; return the value of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -296,7 +300,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _momenta(self) -> dict[Any, list[tuple[Tensor, dict[str, Any], Tensor]]]:
-        """Update the momenta. Return parameters, groups and momenta (n, A, B), by shape and number of matrices."""
+        """Update the momenta. Return parameters, groups and momenta (n, A, B), by matrix shape and `num_matrices`."""
         momenta = defaultdict(list)
         for group in self.param_groups:
             for parameter in group["params"] if group["num_matrices"] else ():
@@ -317,8 +321,8 @@ def planned_step(step: int, lengths: Mapping[int, int]) -> float:
 
     Args:
         step: Step of the run.
-        lengths: Maps a step to the total number of steps from that step on. Key 0 is the planned number. After a
-            change, the rest of the planned schedule is spread evenly over the remaining steps.
+        lengths: Maps a step to the total number of steps of the run that applies from this step on. Key 0 maps to the
+            planned number. After a change, the rest of the schedule is spread evenly over the remaining steps.
     """
     start, place, length = 0, 0.0, lengths[0]
     for changed, new_length in sorted(lengths.items()):
@@ -329,7 +333,7 @@ def planned_step(step: int, lengths: Mapping[int, int]) -> float:
 
 
 def follow_lengths(scheduler: LRScheduler, lengths: Mapping[int, int]) -> None:
-    """Make a schedule follow changes of `lengths`, see `planned_step`. Schedules based on scores are unchanged."""
+    """Adapt a schedule to changes of `lengths`, see `planned_step`. Schedules that depend on scores stay unchanged."""
 
     def follow(factor: Callable[[Any], float], step: int) -> float:
         return factor(planned_step(step, lengths))

@@ -1,4 +1,4 @@
-"""The output folder of a training run: names of its files, and protection of other files and concurrent runs."""
+"""Output folder of a training run: file names, locking, and protection of files that belong to other runs."""
 
 import json
 import os
@@ -32,8 +32,8 @@ from .checkpoints import flush_folder, last_checkpoint, on_first_process, resolv
 
 
 logger = logging.get_logger(__name__)
-AVERAGE_FOLDER = "ema"  # subfolder of the model with averaged weights
-ADAPTER_FOLDER = "adapter"  # subfolder of the LoRA adapter that is merged into the model
+AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
+ADAPTER_FOLDER = "adapter"  # subfolder with the LoRA adapter that was merged into the model
 CARD = "README.md"
 TRAINING_ARGS_JSON = "training_args.json"
 
@@ -53,13 +53,13 @@ REPORT_FILES = (
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
-SPLITS = ("train", "validation", "test")  # values of the leading * of patterns in REPORT_FILES
+SPLITS = ("train", "validation", "test")  # names that the leading * of patterns in REPORT_FILES stands for
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
-# Maps subfolders that contain a model or an adapter to patterns of their files
+# Patterns of the files in each subfolder that contains a model or an adapter
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
 
 TOUCH_SECONDS = 30.0  # interval at which an active run renews the time stamp of its lock file
-# Patterns of files in an output folder that are deleted or overwritten when a model is saved there
+# Patterns of files in the output folder that are deleted or overwritten when a model is saved
 DELETED = (TRAINING_ARGS_NAME, "model*-?????-of-?????.*")
 
 
@@ -115,12 +115,12 @@ def lock_output_folder(args: TrainingArguments) -> Iterator[None]:
         if args.process_index == 0:
             (folder / LOCK_NAME).unlink(missing_ok=True)
             for place in made:
-                with suppress(OSError):  # keep folders that are not empty
+                with suppress(OSError):  # rmdir raises OSError for folders that are not empty, which are kept
                     place.rmdir()
 
 
 def lock(folder: Path) -> list[Path]:
-    """Create a lock file with the host and process ID; return the folders created for it, innermost first."""
+    """Create a lock file with host name and process ID. Return the folders that were created, innermost first."""
     file, this = folder / LOCK_NAME, psutil.Process()
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def lock(folder: Path) -> list[Path]:
                 raise ValueError(judged.reason) from None
             if file.read_text(encoding="utf-8") == content:
                 raise ValueError(f"This process already trains in {folder}. Choose another --output_dir.") from None
-            file.unlink(missing_ok=True)  # lock file of a process that has ended
+            file.unlink(missing_ok=True)  # the process that created this lock file has ended
     raise ValueError(
         f"Another training run has just started in {folder}. Wait for it, or choose another --output_dir."
     )
@@ -153,15 +153,15 @@ def renew_lock(file: Path, ended: threading.Event) -> None:
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:
-    """Return the checkpoint that a training run starts from.
+    """Return the checkpoint that a training run resumes from.
 
     Args:
         args: Training arguments. `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in
             `output_dir`, the folder of a checkpoint, or None.
 
     Returns:
-        The folder of the checkpoint, identical on all processes. None if the run starts from scratch, which includes
-        "last" if the previous run ended before its first checkpoint.
+        The folder of the checkpoint, the same on all processes. None if the run starts from the beginning, because
+                `resume_from_checkpoint` is None, or the previous run ended before its first checkpoint.
 
     Raises:
         ValueError: if the checkpoint is incomplete, there is no training run to resume, or files that do not belong to
@@ -203,7 +203,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     if continues:
         found = {file for file in found if not is_training_file(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
-        found.discard(output_dir / RECIPE_NAME)  # a run that ended before its first checkpoint left only this file
+        found.discard(output_dir / RECIPE_NAME)  # a run that ended early may have left this file
     if not found:
         return
     names = ", ".join(sorted(file.relative_to(output_dir).as_posix() for file in found))
@@ -219,7 +219,7 @@ def is_training_file(file: Path) -> bool:
         text = file.read_text(encoding="utf-8", errors="replace")
         return not text.strip("\0 \n") or "`hf_vit`" in text or AUTOGENERATED_TRAINER_COMMENT in text
     if file.name == SAFE_WEIGHTS_INDEX_NAME:
-        return (file.parent / CONFIG_NAME).is_file()  # transformers saves the configuration before the index
+        return (file.parent / CONFIG_NAME).is_file()  # transformers saves config.json before the index
     if file.name != CONFIG_NAME:
         return True
     try:
@@ -229,7 +229,7 @@ def is_training_file(file: Path) -> bool:
 
 
 def is_own_recipe(file: Path) -> bool:
-    """Return whether a recipe file was written by a training run or is unreadable."""
+    """Return whether a recipe file was written by a training run. True if the file cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
         return text.startswith(RECIPE_HEADING) or not isinstance(yaml.safe_load(text), dict)

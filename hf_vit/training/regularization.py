@@ -1,4 +1,4 @@
-"""Regularization: mixing and resizing of images, dropped patches, soft labels, repeated augmentation.
+"""Regularization: mixing and resizing of images, patch dropout, soft labels and repeated augmentation.
 
 Shapes: B batch, C channels, H W pixels, K labels or kept patches, h w patch grid, N = h·w patches.
 """
@@ -30,7 +30,7 @@ from .training_arguments import training_options_of
 
 
 Size = tuple[int, int]
-# Models that do not support resized batches, with the reason and an alternative
+# Names of models that do not support resized batches, with a reason and an alternative
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
@@ -50,9 +50,9 @@ class BatchTransform(Protocol):
 
 
 class BatchTransforms:
-    """Apply batch transforms in sequence, with the same random numbers in a resumed run.
+    """Apply batch transforms in sequence. A resumed run uses the same random numbers as an uninterrupted run.
 
-    Random numbers depend only on the seed, the step and the position of the batch in the step. All processes draw
+    Random numbers only depend on the seed, the step and the position of the batch in the step. All processes draw
     identical numbers for a step, so that their batches have the same size.
     """
 
@@ -62,7 +62,7 @@ class BatchTransforms:
         self._last = (-1, 0)
 
     def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-        """Return the transformed batch of a step, out of `num_steps` steps. Pass the batches of a step in order."""
+        """Return a transformed batch of step number `step` of `num_steps`. Pass the batches of a step in order."""
         last_step, place = self._last
         place = place + 1 if step == last_step else 0
         self._last = step, place
@@ -76,17 +76,17 @@ class Mixing:
     """A `BatchTransform` that mixes images of a batch and converts class indices to class probabilities.
 
     MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbor in the batch, CutMix
-    (https://arxiv.org/abs/1905.04899) replaces a rectangle by that of the neighbor. The share of the neighbor is drawn
-    once per batch. If both are enabled, each is used with equal probability, as in DeiT. Neighbors are images of the
-    same process.
+    (https://arxiv.org/abs/1905.04899) replaces a rectangle by the same rectangle of the neighbor. The neighbor's share
+    of the mixed image is drawn once per batch. If both are enabled, each is used with equal probability, as in DeiT.
+    An image and its neighbor are always in the same process.
 
     Args:
         num_labels: Number of classes K.
-        mixup_alpha: Both parameters of the beta distribution of MixUp's share; 0 disables MixUp.
-        cutmix_alpha: Both parameters of the beta distribution of CutMix's share; 0 disables CutMix.
+        mixup_alpha: Both parameters of the beta distribution of the share in MixUp; 0 disables MixUp.
+        cutmix_alpha: Both parameters of the beta distribution of the share in CutMix; 0 disables CutMix.
         probability: Probability that a batch is mixed, in [0, 1].
-        off_share: Share of the last steps without mixing, in [0, 1].
-        label_smoothing: Probability mass spread evenly over all classes, in [0, 1), in every batch.
+        off_share: Share of the training steps, at the end of training, that do not mix images, in [0, 1].
+        label_smoothing: Probability mass that is spread evenly over all classes, in [0, 1). It applies to every batch.
     """
 
     def __init__(
@@ -109,9 +109,10 @@ class Mixing:
         self.label_smoothing = label_smoothing
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the batch with mixed `pixel_values` (B, C, H, W), and `labels` (B,) int64 as (B, K) float32.
+        """Return the batch with mixed `pixel_values` (B, C, H, W) and class probabilities as `labels`.
 
-        Multi-label targets (B, K) float32 are smoothed for each label separately.
+        `labels` are converted from class indices (B,) int64 to probabilities (B, K) float32. Multi-label targets (B,
+        K) float32 are smoothed for each label separately.
 
         Raises:
             ValueError: If a class index is out of range.
@@ -132,9 +133,9 @@ class ImageSizes:
 
     Args:
         sizes: Heights and widths in pixels.
-        is_drawn: Whether the size of every batch is drawn with equal probability, so that a model works at all sizes.
-            Otherwise each size is used for an equal share of the steps, in order, so that images grow during training
-            as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
+        is_drawn: If true, the size of each batch is drawn with equal probability, so that a model works at all sizes.
+            If false, each size is used for an equal share of the steps, in the given order, so that images can grow
+            during training as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
     """
 
     sizes: tuple[Size, ...]
@@ -147,9 +148,9 @@ class ImageSizes:
 
 
 def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
-    """Resize the images (B, C, H, W) of a batch, bilinear and antialiased, and its `patch_attention_mask` (B, h, w).
+    """Resize the images (B, C, H, W) of a batch, bilinearly and antialiased, and its `patch_attention_mask` (B, h, w).
 
-    A resized patch is padding if it covers only padding.
+    A patch of a resized image is padding if it only covers padding.
     """
     images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
     if images.shape[-2:] == size:
@@ -162,7 +163,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
-    """Return the requested size transforms, if any; raise `ValueError` if the model cannot train on the sizes."""
+    """Return the requested transforms of the image size; raise `ValueError` if the model does not support them."""
     heights = args.progressive_sizes or args.multi_scale_sizes
     if not heights:
         return []
@@ -184,7 +185,7 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
 
 
 def size_of(name: str, height: int, config: HfViTConfig) -> Size:
-    """Return the image size for a height, with the aspect ratio of `config.image_size`; errors quote `name`."""
+    """Return the image size with a given height and the aspect ratio of `config`. Errors contain the option `name`."""
     patch = to_pair(config.patch_size)
     if height % patch[0]:
         below = height // patch[0] * patch[0]
@@ -197,14 +198,14 @@ def size_of(name: str, height: int, config: HfViTConfig) -> Size:
 
 
 class BinaryCrossEntropy:
-    """Binary cross-entropy of soft labels as `compute_loss_func` of the Trainer, averaged over classes and images.
+    """Binary cross-entropy of soft labels, averaged over classes and images, for the Trainer's `compute_loss_func`.
 
-    DeiT III (https://arxiv.org/abs/2204.07118) uses it on ImageNet; it equals timm's `BinaryCrossEntropy`. Class
-    indices, as in evaluations, get cross-entropy.
+    DeiT III (https://arxiv.org/abs/2204.07118) uses this loss on ImageNet. It equals timm's `BinaryCrossEntropy`. For
+    labels that are class indices, as in evaluations, the loss is the cross-entropy.
 
     Args:
         target_threshold: Labels above this threshold become 1, all others 0. With 0, both classes of a mixed image
-            become 1, as in DeiT III. None keeps the labels.
+            become 1, as in DeiT III. None keeps soft labels unchanged.
     """
 
     def __init__(self, target_threshold: float | None = None) -> None:
@@ -230,17 +231,17 @@ class BinaryCrossEntropy:
 
 
 def mean_of(losses: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Return the sum of losses divided by the number of items in a step (one value per GPU), or the mean if None."""
+    """Return the sum of losses divided by the number of items in a step, or the mean of losses if it is None."""
     return losses.mean() if num_items_in_batch is None else losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
 @dataclass(frozen=True)
 class WeightedLoss:
-    """Class-weighted loss of a classifier as `compute_loss_func` of the Trainer.
+    """Class-weighted loss of a classifier, for the Trainer's argument `compute_loss_func`.
 
     Args:
         weights: Weight of each of the K classes.
-        is_multi: Whether labels are multi-label (B, K), with a separate loss per class; NaN is ignored.
+        is_multi: Whether labels are multi-label (B, K), with a separate loss per class. NaN labels are ignored.
     """
 
     weights: Sequence[float]
@@ -255,18 +256,19 @@ class WeightedLoss:
             return mean_of(F.cross_entropy(logits, labels, weights, reduction="none"), num_items_in_batch)
         weights, targets = weights * ~labels.isnan(), labels.nan_to_num().to(logits.dtype)  # (B, K)
         losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
-        return mean_of(losses, num_items_in_batch)  # transformers counts B·K labels as items
+        return mean_of(losses, num_items_in_batch)  # transformers counts all B·K labels as items
 
 
 class PatchDropout:
     """A `BatchTransform` that drops random patches, the same number in each image, before the blocks.
 
-    Kept patches keep their positions, and non-patch tokens are always kept. A step takes less time and memory.
+    The remaining patches keep their position embeddings, and non-patch tokens are always kept. Patch dropout reduces
+    the time and memory of a training step.
 
     Source: PatchDropout, https://arxiv.org/abs/2208.07220.
 
     Args:
-        rate: Share of dropped patches, in [0, 1). At least one is kept.
+        rate: Share of dropped patches, in [0, 1). At least one patch is kept.
         config: Configuration of the model.
 
     Raises:
@@ -331,7 +333,7 @@ def regularize(
         model: The classifier.
         args: Options of image classification.
         label_smoothing: Probability mass spread evenly over all classes, in [0, 1).
-        distillation: Distillation, if there is a teacher. The teacher sees the mixed images, as in DeiT.
+        distillation: Distillation, if there is a teacher. Its inputs are the mixed images, as in DeiT.
         class_weights: Class weights of the loss, None for equal weights.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Run or plan a training run, or run an evaluation, given option values."""
+"""Plan or execute a training run, or evaluate a saved model, given option values."""
 
 import json
 import math
@@ -55,8 +55,8 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-TOLD_CHANGE = 0.1  # minimum change in the number of steps that is reported
-# Maximum number of optimizer values per trained weight: AdamW stores two averages.
+TOLD_CHANGE = 0.1  # minimum relative change of the number of steps that is reported
+# Maximum number of values that an optimizer stores per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
@@ -64,7 +64,7 @@ OUTPUT_FILES = "the model with its processor and code, scores, predictions, pict
 def run(
     task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> None:
-    """Call `train`, and exit with a one-line message if an error occurs."""
+    """Call `train`. If an error occurs, exit with a one-line message."""
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, values, stack, report, program)
@@ -81,7 +81,7 @@ def train(
         task_class: Task of the model.
         values: Option values by name, and optionally a `recipe`, which they override.
         report: Called with lines of progress on the first process.
-        program: Words of the equivalent `hf-vit` command for the model card; empty for a script.
+        program: Words at the start of the equivalent `hf-vit` command, which the model card shows; empty for a script.
 
     Returns:
         The finished run with its scores. A dry run returns no scores and writes nothing.
@@ -128,7 +128,7 @@ def prepare(
     """
     given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
     if given.get("dry_run"):
-        given["push_to_hub"] = False  # otherwise the Trainer creates a repository before the first step
+        given["push_to_hub"] = False  # otherwise, the Trainer would create a repository before the first step
     task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
     stack.enter_context(lock_output_folder(task.args))
@@ -166,9 +166,9 @@ def prepare(
 
 
 def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with an output folder: the given folder, the folder of a resumed run, or a new folder.
+    """Return the options with `output_dir`: the given folder, the folder of the resumed run, or a new folder.
 
-    All processes choose the same folder, because it is created only after they have synchronized.
+    All processes choose the same folder, because it is only created after the processes have synchronized.
     """
     if "output_dir" in given or not given.get("dataset_name"):
         return given
@@ -208,7 +208,7 @@ def report_plan(training: Training) -> None:
 
 
 def complete(training: Training) -> None:
-    """Train, evaluate, save and, if requested, publish a model, except in a dry run. Raises the errors of `train`."""
+    """Train, evaluate, save and, if requested, publish a model, unless in a dry run. Raises the errors of `train`."""
     args = training.task.args
     if args.dry_run:
         return
@@ -217,7 +217,7 @@ def complete(training: Training) -> None:
     except Preempted:
         PartialState().destroy_process_group()
         raise
-    except (CheckpointError, ExampleError):  # messages of these errors explain how to resume
+    except (CheckpointError, ExampleError):  # the messages of these errors already explain how to resume
         raise
     except (OSError, SafetensorError) as error:
         raise OSError(f"{as_sentence(error)} {how_to_resume(args.output_dir)}") from error
@@ -229,7 +229,7 @@ def complete(training: Training) -> None:
 
 
 def finish(training: Training) -> None:
-    """Train, resuming from a checkpoint if there is one, evaluate and save."""
+    """Train a model, resuming from the checkpoint if there is one. Evaluate and save the model."""
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
@@ -237,10 +237,10 @@ def finish(training: Training) -> None:
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights with --learning_rate {args.learning_rate:g}. Increase it.")
-    task.choose_inference(trainer)  # must precede saving the model
+    task.choose_inference(trainer)  # before saving, because it changes the saved model
     if task.choice:
         report(task.choice)
-    trainer.save_model(_internal_call=True)  # no upload yet, so that a failed upload does not prevent the report
+    trainer.save_model(_internal_call=True)  # upload later, so that a failed upload does not prevent the report
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
@@ -279,14 +279,14 @@ def follow_budget(training: Training) -> None:
 
 
 def joined(scores: dict[str, float]) -> str:
-    """Return scores in one line."""
+    """Return scores as one line of text."""
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 def command_line(
     task_class: type[Task], values: Mapping[str, Any], program: Sequence[str], world_size: int
 ) -> list[str]:
-    """Return the command that repeats the run, with the same number of processes and machines, without secrets."""
+    """Return the command that repeats the run with the same number of processes and machines. Secrets are omitted."""
     types = task_class.argument_types()
     shared = savable_values(values, types)
     recipe = {"recipe": shared.pop("recipe")} if "recipe" in shared else {}
@@ -329,7 +329,7 @@ def one_line(error: Exception) -> str:
 
 
 def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
-    """Evaluate a saved model; exit with a one-line message if an error occurs before the evaluation.
+    """Evaluate a saved model. If an error occurs before the evaluation starts, exit with a one-line message.
 
     Args:
         values: Option values by name, and optionally a `recipe`, which they override.
@@ -397,7 +397,7 @@ def find_task(values: Mapping[str, Any]) -> type[Task]:
 def task_of_model(name_or_path: str) -> str:
     """Return the task name of a saved or published model, from the class in its configuration.
 
-    Without a class, as in weight files and timm checkpoints, the model is assumed to be a classifier.
+    If there is no class, as for weight files and timm checkpoints, the model is assumed to be a classifier.
     """
     architecture = str((read_config_of(name_or_path).get("architectures") or ["ForImageClassification"])[0])
     for name, task in TASKS.items():
@@ -414,7 +414,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
     Args:
         trainer: A trainer that is ready to train.
-        recipe: Arguments that were given or chosen, see `given_arguments`.
+        recipe: Options that the user gave or that were chosen, see `given_arguments`.
         notes: Notes about missing or unusual data.
     """
     args, config = trainer.args, trainer.model.config
@@ -439,7 +439,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
 
 def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
-    """Return a sentence about the maximum disk space of the model and its checkpoints, and the free space."""
+    """Return a sentence about the disk space that the model and its checkpoints need at most, and the free space."""
     args: TrainingArguments = trainer.args
     sizes = [
         (weights.numel() * weights.element_size(), weights.requires_grad) for weights in trainer.model.parameters()
@@ -466,5 +466,5 @@ def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> in
     state = TrainerState()
     state.compute_steps(args, steps)
     made = math.ceil(steps / (per_epoch if args.save_strategy == SaveStrategy.EPOCH else state.save_steps))
-    # A new checkpoint is written before an old one is deleted.
+    # Count one checkpoint more than the limit, because a new checkpoint is written before an old one is deleted.
     return made if args.save_total_limit is None else min(made, args.save_total_limit + 1)

@@ -18,7 +18,7 @@ from .state import StatefulCallback
 
 
 class WeightAverage:
-    """Exponential moving average of all trained weights, in float32 even if the weights have lower precision.
+    """Exponential moving average of all trained weights. It is in float32, even if the weights have lower precision.
 
     The average is initialized with the current weights. Frozen weights and buffers, such as batch norm statistics, are
     not averaged. Under FSDP2, each process averages its own shards.
@@ -27,7 +27,7 @@ class WeightAverage:
     def __init__(self, model: PreTrainedModel, decay: float) -> None:
         self.model = model
         self.decay = decay
-        # Use the model state, because it excludes trained parameters that are not saved with the model.
+        # Average only weights in the model state. Trained parameters that are not saved with the model are excluded.
         weights = dict.fromkeys(weight for weight in self._state().values() if weight.requires_grad)
         self.averages = {
             weight: weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights
@@ -36,8 +36,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after optimizer step `step`, counted from 1."""
-        # The decay is smaller for the first steps, so that the initial weights are forgotten. TensorFlow's
-        # `tf.train.ExponentialMovingAverage` does the same with its argument `num_updates`.
+        # Use a smaller decay in the first steps, so that the initial weights are forgotten quickly. The formula is
+        # that of `tf.train.ExponentialMovingAverage` with the argument `num_updates`.
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [own_part(average) for average in self.averages.values()]
         weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
@@ -56,7 +56,7 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full model state by name, with averaged weights. All processes must iterate together."""
+        """Yield the full model state by name, with averaged weights. All processes must iterate in step."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
@@ -83,14 +83,14 @@ class WeightAverage:
             average.copy_(value)
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved with the model. Trained weights are `nn.Parameter` objects, not copies."""
+        """Return the tensors of the model state by name. Trained weights are the `nn.Parameter` objects themselves."""
         return self.model.state_dict(keep_vars=True)
 
     def _set(self, values: Iterable[Tensor]) -> None:
-        """Copy values into the weights of the model. Values and weights have the same order."""
+        """Copy values, given in the order of the weights, into the weights of the model."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # otherwise the module would keep using the weights that it gathered earlier
+                module.reshard()  # otherwise, the module would keep using the weights that it gathered earlier
         for weight, value in zip(self.averages, values, strict=True):
             own_part(weight).copy_(value)
 
@@ -101,7 +101,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 class AverageWeights(StatefulCallback):
-    """Update a `WeightAverage` during training, and save it as a separate model in the folder `ema`.
+    """Update a `WeightAverage` in each training step, and save the averaged weights as a model in the subfolder `ema`.
 
     If `is_fsdp` is true, the model is sharded, and the Trainer gathers the shards when it saves the model.
     """
@@ -150,7 +150,7 @@ class AverageWeights(StatefulCallback):
 class LastAverage(TrainerCallback):
     """Switch the model to the averaged weights of a schedule-free optimizer after the last step.
 
-    The switch precedes loading the best checkpoint, because that checkpoint already contains averaged weights.
+    The switch happens before the best checkpoint is loaded, because this checkpoint already contains averaged weights.
     """
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

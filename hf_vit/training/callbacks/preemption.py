@@ -1,4 +1,4 @@
-"""Stop a training run early: on signals, non-finite numbers, or checkpoints that cannot be written."""
+"""Stop a training run early after a signal, a non-finite loss or weight, or a failed attempt to save a checkpoint."""
 
 import os
 import signal
@@ -36,14 +36,15 @@ class PreemptionSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        # The flag is in shared memory, so that data loader workers can read it.
+        # The flag is in shared memory, so that the worker processes of data loaders can read it.
         self.is_training = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Context manager that records signals in `received` instead of terminating the process.
 
-        It works in the main thread only, as Python requires. A signal that the run did not handle is raised again.
+        It only works in the main thread, as Python requires. On exit, a signal that the run has not handled is raised
+        again.
         """
         self.received = 0
         numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
@@ -65,13 +66,14 @@ class PreemptionSignals:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Start function of data loader workers. It makes them ignore signals while the main process still trains.
+    """Initialization function of data loader workers, which makes the workers ignore signals during training.
 
-    The main process needs their data to finish the current step. After training, SIGTERM ends the workers as usual.
+    After a signal, the main process still needs data from the workers to finish the current step. After training,
+    SIGTERM ends the workers as usual.
     """
 
     is_training: torch.Tensor  # flag in shared memory, nonzero during training
-    before: Callable[[int], None] | None  # start function that the data loader already had, if any
+    before: Callable[[int], None] | None  # `worker_init_fn` that the data loader already had, if any
 
     def __call__(self, worker: int) -> None:
         for number in STOP_SIGNALS:
@@ -88,8 +90,8 @@ class SafeStop(TrainerCallback):
     """Stop a training run safely: on all processes after the same step, with a checkpoint.
 
     If any process receives SIGTERM or SIGUSR1, the run finishes the current step and a due evaluation, saves a
-    checkpoint and raises `Preempted`. (`enable_jit_checkpoint` of transformers saves in the middle of a step, so that
-    a run cannot resume exactly, and its processes may stop at different steps.)
+    checkpoint and raises `Preempted`. The option `enable_jit_checkpoint` of transformers is not used: it saves in the
+    middle of a step, so that a run cannot resume exactly, and its processes may stop at different steps.
 
     A non-finite loss or weight also stops the run and is never saved. A checkpoint that cannot be written is removed.
     """
@@ -129,7 +131,7 @@ class SafeStop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Two numbers to exchange: signal and step of a non-finite loss. A signal is exchanged again in every step.
+        # Processes exchange two numbers: a signal, and the step of a non-finite loss. Signals are sent in every step.
         numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
         numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None
@@ -140,7 +142,7 @@ class SafeStop(TrainerCallback):
         control.should_training_stop = True
         # After the last step of an epoch, do not save yet: the end of the epoch saves, after its evaluation.
         control.should_save = not float(state.epoch or 0.0).is_integer()
-        if args.save_strategy == SaveStrategy.BEST:  # this strategy would skip a checkpoint that is not the best
+        if args.save_strategy == SaveStrategy.BEST:  # transformers would only save the best checkpoint
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
 
     def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
@@ -164,18 +166,18 @@ class SafeStop(TrainerCallback):
         self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         """Raise `NotFiniteError` on all processes if any loss so far, or any current weight, is not finite."""
-        _, lost_step = self._settle()  # the signal can be dropped: it is exchanged again in later steps
+        _, lost_step = self._settle()  # the signal is not needed here: it is exchanged again in later steps
         check_loss(lost_step, args, optimizer)
-        # If the model is sharded, each process checks its own shard.
+        # If the model is sharded, each process checks its own shards.
         weights = [own_part(parameter.detach()) for parameter in model.parameters()]
         is_lost = 1 - torch.stack([weight.isfinite().all() for weight in weights]).all().long()[None]  # (1,)
         if largest(is_lost.to(args.device), args).item():
             raise NotFiniteError(not_finite_message("weights", step, learning_rate(optimizer), args))
 
     def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
-        """Return the maximum of `numbers` over all processes.
+        """Exchange `numbers` between all processes and return their maximum.
 
-        On a GPU, the result is that of the previous step: the exchange runs during the next step, without waiting.
+        On a GPU, the exchange runs during the next step, and the function returns the maximum of the previous step.
         """
         numbers = largest(numbers, args)
         if numbers.device.type != "cuda":
@@ -202,13 +204,13 @@ def check_loss(lost_step: int, args: TrainingArguments, optimizer: torch.optim.O
 
 
 def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
-    """Compute the maximum over all processes, in place."""
+    """Replace `numbers` by the maximum over all processes, in place."""
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
         all_reduce(numbers, ReduceOp.MAX)
     return numbers
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the current learning rate before multiplication with the factors of single layers."""
+    """Return the current learning rate, before it is multiplied by the factor of each layer."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))

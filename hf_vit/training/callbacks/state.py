@@ -37,15 +37,15 @@ class StatefulCallback(TrainerCallback):
         """
 
     def load_state(self, folder: Path) -> None:
-        """Load the state from a checkpoint: the checkpoint to resume from, or at the end of training the best one."""
+        """Load the state from the checkpoint to resume from or, at the end of training, from the best checkpoint."""
 
 
 class LoadStates(TrainerCallback):
-    """Load the state of callbacks: at the start from the resumed checkpoint, at the end from the best checkpoint.
+    """Load callback states: from the resumed checkpoint when training starts, from the best checkpoint when it ends.
 
     The best checkpoint is searched in the parent folder of the resumed checkpoint, because folders may have moved. If
-    it is missing, a warning is logged and the best checkpoint of the remaining steps is used. (transformers would end
-    with the last weights, or with weights from a damaged file.)
+    it is missing, a warning is logged, and the best of the checkpoints from the remaining steps is loaded. Without
+    this callback, transformers would keep the last weights, or load weights from a damaged file.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class LoadStates(TrainerCallback):
 
 
 class NewOptions(TrainerCallback):
-    """Restore the optimizer options of this run after loading a checkpoint has replaced them with saved options.
+    """Set the optimizer options of this run again, after a loaded checkpoint has replaced them with saved options.
 
     Args:
         options: Options of each parameter group, such as `lr` (before the schedule), `weight_decay` and `betas`;
@@ -114,8 +114,8 @@ class NewOptions(TrainerCallback):
 class DatasetEpoch(TrainerCallback):
     """Set the epoch of an `AugmentedDataset`, also if training resumes in the middle of an epoch.
 
-    The data loader of accelerate does this on a single process only. With this callback, several processes draw the
-    same images as one.
+    The data loader of accelerate only sets the epoch in single-process runs. This callback makes several processes
+    draw the same images as a single process.
     """
 
     def on_epoch_begin(
@@ -150,7 +150,7 @@ class TrainingClock(TrainerCallback, ExportableState):
 
 
 class StepReport(TrainerCallback):
-    """Report the number of steps before the first one; the progress bar shows the remaining time.
+    """Report the number of training steps before the first step. The progress bar shows the remaining time.
 
     Args:
         report: Called with a line of text.

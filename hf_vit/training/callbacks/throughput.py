@@ -16,7 +16,7 @@ from ...model.task_image_classification import HfViTForImageClassification
 
 
 class Throughput(TrainerCallback):
-    """Count images and FLOPs from the first batch on, and measure the time, excluding evaluation and saving.
+    """Count images and FLOPs from the first batch on, and measure the training time without evaluation and saving.
 
     The clock stops when `pause` is called before saving, and restarts when the Trainer has saved.
     """
@@ -37,7 +37,7 @@ class Throughput(TrainerCallback):
         self.resume()
 
     def count(self, images: int, flops: int) -> None:
-        """Count a batch that starts now."""
+        """Add the images and FLOPs of a batch whose computation starts now."""
         if self.start is None:
             self.start = time.perf_counter()
         self._images += images
@@ -76,7 +76,8 @@ class Throughput(TrainerCallback):
         """Return additional values for the log: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
 
         `images_per_second` is the rate of all processes since the last call, `peak_memory_mib` is the peak memory of
-        the first process (of its GPU, if it has one), and `mfu` is the used share of the peak FLOPs of the GPU.
+        the first process (of its GPU, if it has one), and `mfu` is the model FLOPs utilization, a share of the peak
+        FLOPs of the GPU.
         """
         if self.start is None:
             return {}
@@ -89,14 +90,14 @@ class Throughput(TrainerCallback):
 
 
 def best_flops(args: TrainingArguments) -> float | None:
-    """Return the peak FLOPs per second of a GPU in half precision, None if unknown."""
+    """Return the peak FLOPs per second of the GPU in half precision, or None if unknown."""
     if args.device.type != "cuda" or not (args.bf16 or args.fp16):
         return None
     return peak_flops(torch.cuda.get_device_name(args.device))
 
 
 def training_flops(model: nn.Module, height: int, width: int) -> int:
-    """Return the FLOPs of a forward and backward pass per image, 0 if unknown.
+    """Return the FLOPs of a forward and backward pass per image, or 0 if unknown.
 
     The FLOPs are known for image classifiers if all of their weights are trained.
     """
@@ -106,9 +107,9 @@ def training_flops(model: nn.Module, height: int, width: int) -> int:
 
 
 class TrainingProgress(ProgressCallback):
-    """Progress bar of transformers with remaining time, loss, images per second and peak memory.
+    """Progress bar that also shows the remaining time, loss, images per second and peak memory.
 
-    After a resume it starts at the resumed step and estimates the time from there.
+    If a run resumes, the bar starts at the resumed step, and only later steps are used to estimate the remaining time.
     """
 
     training_bar: Any
@@ -125,7 +126,7 @@ class TrainingProgress(ProgressCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self.training_bar.total = state.max_steps  # it can change during training
+            self.training_bar.total = state.max_steps  # the number of steps can change during training
         super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
@@ -135,7 +136,7 @@ class TrainingProgress(ProgressCallback):
             self.training_bar.set_postfix(**shown, memory=f"{logs['peak_memory_mib']} MiB")
 
     def close(self) -> None:
-        """Close the bars, so that the next output starts on a new line."""
+        """Close the progress bars, so that the next output starts on a new line."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
                 bar.close()

@@ -1,1 +1,1 @@
-"""Fine-tuning of a saved backbone: linear probe and stored features of frozen blocks."""
+"""Fine-tuning of a saved backbone: linear probes, and stored features of frozen blocks."""

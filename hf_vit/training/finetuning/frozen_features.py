@@ -1,4 +1,4 @@
-"""Stored features of frozen blocks: computed once per view of a training image, saved, and read in training steps.
+"""Features of frozen blocks, which are computed once per view of a training image and read in each training step.
 
 Shapes: B batch, C channels, H W pixels, L tokens, D hidden size.
 """
@@ -45,9 +45,9 @@ from ..regularization import Mixing
 if TYPE_CHECKING:
     from ..trainer import HfViTTrainer
 
-ROWS_PER_SHARD = 256  # rows per written file; a killed process loses at most these
+ROWS_PER_SHARD = 256  # rows per file; if a process is killed, at most this many rows are lost
 BATCH_SIZE = 32  # batch size of the extraction, fixed so that files do not depend on the training batch size
-PROBED = 4  # images from which the required features and their size are determined
+PROBED = 4  # number of images that are encoded to determine the required features and their size
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
 MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
 # Fields of the configuration that do not influence features
@@ -59,7 +59,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 class FrozenPart:
     """Frozen first part of a backbone: embeddings and blocks, and pooling if the whole backbone is frozen.
 
-    Its features are named "0" (input of the first block), "1" (output of the first block), and so on, and "pooled".
+    Features are named "0" (input of the first block), "1" (output of the first block) and so on, or "pooled".
     """
 
     backbone: HfViTModel
@@ -68,7 +68,7 @@ class FrozenPart:
 
     @classmethod
     def of(cls, model: nn.Module, frozen: Sequence[nn.Module]) -> "FrozenPart | None":
-        """Return the part that is computed by modules in `frozen` only, or None if it contains no block."""
+        """Return the part of `model` that consists of modules in `frozen`, or None if it contains no block."""
         backbone = find_backbone(model)
         if backbone is None:
             return None
@@ -86,7 +86,7 @@ class FrozenPart:
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return features by name of a batch of images: tokens (B, L, D), and pooled features (B, D) or (B, 2·D)."""
+        """Compute the features of a batch of images by name: tokens (B, L, D), pooled features (B, D) or (B, 2·D)."""
         mask = batch.get("patch_attention_mask")
         tokens, blocks = self.backbone.start_blocks(batch["pixel_values"], mask)
         states, masks = {"0": tokens}, blocks.masks(tokens)
@@ -98,9 +98,10 @@ class FrozenPart:
         return states
 
     def find_read(self, compute_loss: Callable[[], Tensor]) -> tuple[dict[str, Tensor], "FrozenPart"]:
-        """Return the features that a loss depends on, according to its gradients, and the part that computes them.
+        """Return the features that a loss depends on, and the part that computes them.
 
-        If a head changes the tokens between two blocks, for example by adding queries, the part ends there.
+        A loss depends on a feature if the feature has a gradient. If the head changes the tokens between two blocks,
+        for example by adding queries, the part ends there.
         """
         leaves: dict[str, Tensor] = {}
 
@@ -131,13 +132,13 @@ class FrozenPart:
 
 
 def bound(module: nn.Module, name: str) -> Callable[..., Tensor]:
-    """Return the bound method of a module that computes features: `pool` or `forward`."""
+    """Return the bound method `name` of a module, either `pool` or `forward`, which computes features."""
     return module.pool if isinstance(module, HfViTModel) and name == "pool" else module.forward
 
 
 @contextmanager
 def replaced_methods(methods: Mapping[tuple[nn.Module, str], Callable[..., Tensor]]) -> Iterator[None]:
-    """Context manager that replaces methods of modules."""
+    """Context manager that temporarily replaces methods of modules."""
     with ExitStack() as stack:
         for (module, name), method in methods.items():
             attributes = vars(module)
@@ -169,7 +170,7 @@ class FeatureDataset(AugmentedDataset):
 
 @dataclass
 class FeatureCollator:
-    """Collate stored features with the collator of the images, which receives blank images of the same size.
+    """Collate stored features. Targets are collated by the collator for images, which receives blank images.
 
     Args:
         collator: Collator of examples with images.
@@ -182,7 +183,7 @@ class FeatureCollator:
     shapes: Mapping[str, tuple[int, ...]]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch with the targets of some rows, and their features by name under the key `frozen_states`."""
+        """Return a batch with the targets of the rows, and their features by name under the key `frozen_states`."""
         examples = [{**torch.load(io.BytesIO(row[TARGET]), weights_only=True), "image": self.image} for row in rows]
         states = {
             name: torch.from_numpy(np.stack([row[name] for row in rows])).unflatten(1, shape)
@@ -193,7 +194,7 @@ class FeatureCollator:
 
 @dataclass
 class ExtractionCollator:
-    """Collate examples for the extraction, and encode their targets."""
+    """Collate examples for the computation of features, and encode their targets."""
 
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
 
@@ -215,7 +216,7 @@ def encode_target(example: Mapping[str, Any]) -> bytes:
 class FrozenFeatures:
     """Features of the frozen part of a model, stored on disk for several views of each training image.
 
-    View v of an image is the augmented image that training without stored features would use in epoch v. Epoch e reads
+    View v of an image is the image as it would be augmented in epoch v of a run without stored features. Epoch e reads
     view e modulo `cached_views`. The features are stored in the cache of `datasets`, in files of `ROWS_PER_SHARD`
     rows. The folder name depends on images, targets, transform, frozen weights and precision, so that a matching new
     run or a resumed run reuses the features. Each process writes some of the files and reads all of them. `seconds` is
@@ -269,12 +270,12 @@ class FrozenFeatures:
         """Return the features of a batch that the loss depends on, and the part that computes them."""
         trainer, model = self.trainer, self.trainer.model
         part = FrozenPart.of(trainer.plain_model, trainer.frozen)
-        assert part is not None  # guaranteed by `check_cache`
+        assert part is not None  # `check_cache` raises an error if there is no part
         device = trainer.plain_model.device
         batch = send_to_device(batch, device)
         model.train()
         for module in model.modules():
-            if isinstance(module, _BatchNorm):  # the statistics of batch norm must not change
+            if isinstance(module, _BatchNorm):  # evaluation mode, so that the statistics of batch norm do not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
             read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
@@ -292,7 +293,7 @@ class FrozenFeatures:
             )
 
     def _key(self, pixel_values: Tensor) -> str:
-        """Return the folder name, a digest of everything that the features depend on."""
+        """Return the name of the folder of the features: a digest of everything that the features depend on."""
         examples: Any = self.source.dataset
         backbone, count = self.part.backbone, self.part.num_blocks
         is_read = isinstance(examples, TargetDataset)
@@ -305,7 +306,7 @@ class FrozenFeatures:
             "data": fingerprint(examples.rows if is_read else examples),
             "targets": Hasher.hash(examples.read_target) if is_read else "",
             "transform": Hasher.hash([self.source.transform, self.source.column]),
-            # The pixels also depend on the settings of the image processor.
+            # The digest includes pixels, because they depend on the settings of the image processor.
             "pixels": digest([str(pixel_values.shape), pixel_values.numpy(force=True).tobytes()]),
             "weights": digest_weights(backbone if self.part.has_pool else start),
             "config": {name: value for name, value in fields_of_backbone.items() if name not in NOT_FEATURES},
@@ -321,7 +322,7 @@ class FrozenFeatures:
         return images
 
     def _shards(self) -> list[tuple[int, int]]:
-        """Return the index of the view, and the file number within the view, of each file."""
+        """Return the view and the file number within the view for each file."""
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
@@ -332,7 +333,7 @@ class FrozenFeatures:
         """Compute and write the missing files, and report the number of images and the time."""
         trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
         is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
-        trainer.accelerator.wait_for_everyone()  # all must have listed the files before one is written
+        trainer.accelerator.wait_for_everyone()  # all processes must have listed the files before one is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
         self.folder.mkdir(parents=True, exist_ok=True)
         hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
@@ -360,7 +361,7 @@ class FrozenFeatures:
             BATCH_SIZE,
             num_workers=self.trainer.args.dataloader_num_workers,
             collate_fn=ExtractionCollator(self.trainer.data_collator),
-            generator=torch.Generator(),  # a separate generator, because training draws from the global one
+            generator=torch.Generator(),  # leave the state of the global generator unchanged
         )
         columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
         file = self._file(view, number)
@@ -387,11 +388,11 @@ class FrozenFeatures:
 
     @contextmanager
     def serving(self, inputs: dict[str, Any]) -> Iterator[None]:
-        """Context manager within which the frozen part returns stored features, which are removed from `inputs`."""
+        """Context manager that removes stored features from `inputs` and makes the frozen part return them."""
         states, config_of_part = inputs.pop(STATES), self.part.backbone.config
         first = next(iter(states.values()))
         tokens = self.length, config_of_part.hidden_size
-        # Placeholder for states that the loss does not depend on. If it did depend on them, it would become NaN.
+        # Use NaN as placeholder for features that are not stored. If the loss depended on them, it would become NaN.
         blank = first.new_full((), math.nan, dtype=torch.float32).expand(len(first), *tokens)
         given = {name: states[name].to(one.dtype) for name, one in self.read.items()}
         functions = {"": (self.part.backbone.embeddings, "forward"), **self.part.functions()}
@@ -400,7 +401,7 @@ class FrozenFeatures:
 
 
 def returning(value: Tensor) -> Callable[..., Tensor]:
-    """Return a function that ignores its arguments and returns a tensor."""
+    """Return a function that ignores its arguments and returns the tensor `value`."""
     return lambda *_, **__: value
 
 

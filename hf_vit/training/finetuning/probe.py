@@ -16,8 +16,8 @@ from ..arguments import ClassificationArguments
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
-MOST_IMAGES = 20_000  # maximum number of images for a probe; more hardly improve a linear classifier
-LEAST_COMPARED = 400  # minimum number of training images for holding out a tenth to compare models
+MOST_IMAGES = 20_000  # maximum number of images for a probe; more images hardly improve a linear classifier
+LEAST_COMPARED = 400  # minimum number of training images required to hold out 10% of them to compare models
 
 
 class Probe(NamedTuple):
@@ -38,7 +38,7 @@ class Probe(NamedTuple):
 
 
 def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Configure a new classifier on a saved model to use the CLS token and the mean of the patch tokens."""
+    """Make a new classifier on a saved model use the CLS token and the mean of the patch tokens as features."""
     config = model.config
     is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
     if is_plain and "pooling" not in args.overrides():
@@ -48,7 +48,7 @@ def prepare_probe(model: HfViTForImageClassification, args: ClassificationArgume
 
 @torch.no_grad()
 def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Return the pooled features (M, F) of batches of images, and their classes (M,)."""
+    """Return the pooled features (M, F) and the classes (M,) of all images in the batches."""
     was_training, features, classes = model.training, [], []
     model.eval()
     for batch in batches:
@@ -61,12 +61,14 @@ def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, An
 def fit_probe(
     features: Tensor, classes: Tensor, num_classes: int, class_weights: Sequence[float] | None = None
 ) -> Probe:
-    """Fit ridge regression to one-hot classes; leave-one-out predictions choose the penalty and the logit scale.
+    """Fit a linear classifier by ridge regression to one-hot classes.
+
+    The ridge penalty and the logit scale with the best leave-one-out predictions are chosen.
 
     Args:
-        features: (M, F).
-        classes: (M,) int64 class numbers from 0.
-        num_classes: K.
+        features: Features of the images (M, F).
+        classes: Class indices (M,) int64.
+        num_classes: Number of classes K.
         class_weights: Weight of the images of each class (K,), None for equal weights.
 
     Source: the closed form of the leave-one-out residual, e.g. https://hastie.su.domains/ElemStatLearn, section 7.10.

@@ -1,7 +1,7 @@
-"""Time budgets: a few training steps are timed, then model size, batch size, steps and schedule are chosen.
+"""Time budgets: time a few training steps, then choose model size, batch size, number of steps and schedule.
 
-A larger size of model or images is preferred only if the number of steps in defaults.yaml still fits into the budget,
-because a small model learns more in many steps than a large model in few steps.
+A larger model or image size is only chosen if the number of steps in defaults.yaml still fits into the budget, because
+a small model learns more in many steps than a large model in few steps.
 """
 
 import tempfile
@@ -26,19 +26,19 @@ from .defaults import EVALUATIONS, Size
 
 
 TIMING_SHARE = 0.08  # maximum share of the budget for timing
-EVALUATION_SHARE = 0.08  # share of the budget for evaluations before the report
-EVALUATION_SECONDS = 2.0  # estimated time for pictures and the checkpoint of one evaluation
-REPORT_SECONDS = 8.0  # estimated time for pictures, curves, model card and saving
+EVALUATION_SHARE = 0.08  # share of the budget for all evaluations before the final report
+EVALUATION_SECONDS = 2.0  # estimated time in seconds to draw pictures and save a checkpoint at an evaluation
+REPORT_SECONDS = 8.0  # estimated time in seconds to save the model and write pictures, curves and model card
 LEAST_TIMED, MOST_TIMED = 3, 50  # minimum and maximum number of timed steps
 LEAST_STEPS = 20  # minimum number of steps of a training run
-STORING_GAIN = 1.75  # classifiers train all blocks unless stored features allow this many times as many steps
-LEFT_OUT = 1  # number of first steps that are not timed: they allocate memory and read prefetched images
+STORING_GAIN = 1.75  # stored features are used for classifiers if they allow this factor of more steps
+LEFT_OUT = 1  # number of initial steps that are not timed, because they allocate memory and use prefetched images
 TIMED_IMAGES = 32
 VIEW_SHARE = 0.4  # maximum share of the budget for computing features of frozen blocks
 LEAST_VIEWS, MOST_VIEWS = 2, 8
 
 
-# Training arguments of a timing run, which does not evaluate, save or report
+# Training arguments of a timing run, so that it does not evaluate, save or report
 TRIAL = {
     **dict.fromkeys(("eval_strategy", "logging_strategy"), IntervalStrategy.NO),
     "save_strategy": SaveStrategy.NO,
@@ -57,7 +57,7 @@ class Pace(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A possible size of model and images, and its measured speed. `size` is None if the user gave the size."""
+    """Candidate size of model and images, with the measured speed. `size` is None if the user gave the size."""
 
     size: Size | None
     pace: Pace
@@ -74,7 +74,7 @@ class Budget:
         seconds: Total time in seconds, from the start of the process.
         num_scored: Number of images evaluated after the last step; an image evaluated twice counts twice.
         num_validated: Number of images per validation; 0 without validation images.
-        num_probed: Number of images for the linear probe, which are encoded before the first step.
+        num_probed: Number of images that are encoded before the first step to fit the linear probe.
         num_trained: Number of training images for which features may be stored.
         batch: Number of images per step.
         most_bytes: Maximum size of the stored features in bytes.
@@ -101,7 +101,7 @@ class Budget:
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
-        evaluations *= evaluations > 1  # a single one is omitted: the report evaluates the last step
+        evaluations *= evaluations > 1  # no single evaluation, because the report evaluates the last step
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
@@ -117,7 +117,7 @@ class Budget:
     def choose(
         self, sizes: Sequence[Size | None], needed_steps: int, measure: Callable[[Size | None], Pace]
     ) -> Candidate:
-        """Choose the largest size that still gets the required number of steps, starting with the smallest.
+        """Choose the largest size for which `needed_steps` fit into the budget. Sizes are timed in ascending order.
 
         Args:
             sizes: Candidates in ascending order, at least one.
@@ -128,7 +128,7 @@ class Budget:
         best = self.plan(sizes[0], measure(sizes[0]))
         stores = best.views > 0
         for size in sizes[1:]:
-            # A larger size takes at least as long as this one, in proportion to the number of patches.
+            # Estimate the time of a step at a larger size: it grows at least in proportion to the number of patches.
             growth = 1.0 if size is None or best.size is None else max(1.0, size.num_patches / best.size.num_patches)
             expected = LEAST_TIMED * best.pace.step * growth
             if best.steps / growth < needed_steps or self.clock() + expected > deadline:
@@ -141,7 +141,7 @@ class Budget:
 
 
 class StepTimes(TrainerCallback):
-    """Record the time of each step, and stop once the steps have been timed for long enough.
+    """Record the time of each step, and stop training once the total time of the timed steps is long enough.
 
     Args:
         seconds: Minimum total time of the timed steps. At least `LEAST_TIMED` steps are timed.
@@ -152,13 +152,13 @@ class StepTimes(TrainerCallback):
         self.ends: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        """Record the time."""
+        """Record the time of the step, and stop training if the timed steps took at least `seconds`."""
         self.ends.append(time.perf_counter())
         is_enough = len(self.ends) > LEAST_TIMED and self.ends[-1] - self.ends[0] >= self.seconds
         control.should_training_stop = control.should_training_stop or is_enough
 
     def step(self) -> float:
-        """Return the mean seconds per step, without the first steps."""
+        """Return the mean seconds per step, excluding the first `LEFT_OUT` steps."""
         ends = self.ends[min(LEFT_OUT, len(self.ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -173,16 +173,16 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         seconds: Maximum time of the steps; at least `LEAST_TIMED` steps are run.
     """
     args = task.args
-    # All processes must run the same number of steps, and all progressive image sizes must be timed.
+    # Fix the number of steps if it must be the same on all processes, or if all progressive sizes must be timed.
     is_fixed = args.world_size > 1 or args.progressive_sizes
     with tempfile.TemporaryDirectory() as folder:
         trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
         for name, value in trial.items():
             setattr(args, name, value)
-        task.options.whiten_patches = False  # whitening reads images and does not change the time of a step
+        task.options.whiten_patches = False  # skip whitening, which does not change the time of a step
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        with without_load_report():  # the report is printed later, by the training run
+        with without_load_report():  # the training run prints this report later
             trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
@@ -200,7 +200,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
 
 
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
-    """Return the seconds per image of an evaluation, after a first batch that prepares kernels and memory."""
+    """Return the seconds per image of an evaluation. The first batch, which allocates memory, is not timed."""
     examples = task.loaded.examples(evaluation_split(task.loaded.splits))
     count = min(TIMED_IMAGES, len(examples)) // 2 or 1
     trainer.model.eval()

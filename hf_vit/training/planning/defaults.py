@@ -1,4 +1,4 @@
-"""Default hyperparameters by task, data and device: defaults.yaml contains the values, this file the rules.
+"""Default hyperparameters by task, data and device. defaults.yaml contains the values, and this module the rules.
 
 The module `budget` chooses from the candidate sizes of each task.
 """
@@ -35,14 +35,14 @@ class Size(NamedTuple):
         return (self.image_size // self.patch_size) ** 2
 
     def bounded(self, native_size: int) -> "Size":
-        """Limit the image size to `native_size`, with about as many patches, because upscaling adds no information."""
+        """Limit the image size to `native_size`, because upscaling adds no information; keep about as many patches."""
         if native_size >= self.image_size:
             return self
         patch = max(1, -(-native_size * self.patch_size // self.image_size))
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
     def fixed(self, given: Mapping[str, Any]) -> "Size":
-        """Return this size changed to the given fields of `HfViTConfig`, with about as many patches."""
+        """Replace parts of this size by given fields of `HfViTConfig`, and keep about as many patches."""
         image = min(to_pair(given.get("image_size") or self.image_size))
         patch = given.get("patch_size")
         if patch is None:
@@ -68,20 +68,20 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDefaults:
-    """Default hyperparameters of a task: fields from defaults.yaml, and two functions.
+    """Default hyperparameters of a task: values from defaults.yaml, and two functions.
 
     Args:
         batch: Number of images per step.
-        ladder: Sizes for training from scratch, in ascending order.
+        ladder: Sizes of model and images for training from scratch, in ascending order.
         scratch: Training options for training from scratch.
         config: Fields of `HfViTConfig` for training from scratch.
         steps: Number of steps that must fit into a time budget for a size to be preferred to a smaller one.
         tuned: Training options for fine-tuning.
         tuned_sides: Candidate image sizes in pixels for a saved model, in ascending order.
-        tuned_steps: Number of steps that must fit into a time budget for such an image size to be preferred.
+        tuned_steps: Number of steps that must fit into a time budget for one of `tuned_sides` to be preferred.
         few: Additional training options for fine-tuning a large backbone on few images.
-        stores: Number of last blocks of a published backbone that are trained without a GPU, on stored features of the
-            frozen blocks; None trains all blocks.
+        stores: Number of last blocks of a published backbone that are trained if there is no GPU. The features of all
+            other blocks, which are frozen, are stored. None trains all blocks.
         probes: Whether a new head on a saved backbone is initialized as a linear probe.
         enlarges: Whether images that are smaller than the chosen image size are upscaled.
         head: Function that returns the options of a new head by field of `HfViTConfig`, given the facts and the width
@@ -130,29 +130,29 @@ class TaskDefaults:
 
 # Constants that several tasks share
 
-WIDEST_START = 384  # maximum width of models with a larger initializer_range than usual
-TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # learning rate of AdamW for this width; narrower models use larger rates
-PROBED_RATE = 1.5e-5  # learning rate if the head starts as a linear probe
-FROZEN_RATE = 1e-3  # learning rate of heads on frozen features
+WIDEST_START = 384  # models up to this width are initialized with a larger initializer_range
+TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # learning rate of AdamW at width 768; narrower models use larger rates
+PROBED_RATE = 1.5e-5  # learning rate if the head is initialized as a linear probe
+FROZEN_RATE = 1e-3  # learning rate of a head on a fully frozen backbone
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # head_lr_multiplier of new heads
-MOST_EAGER_PATCHES = 400  # maximum number for eager attention, faster than SDPA on some CPUs
+MOST_EAGER_PATCHES = 400  # maximum number of patches for eager attention, which is faster than SDPA on some CPUs
 FEW_IMAGES = 200  # with fewer images, only the last blocks of a large backbone are trained
 LARGE_WIDTH = 384  # minimum width of large backbones, which are partly frozen
 LEAST_OBJECT = 16  # minimum side in pixels of most objects in the resized image
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
-TOO_FEW_STEPS = 300  # minimum number of steps from scratch
+TOO_FEW_STEPS = 300  # training from scratch with fewer steps causes a warning
 GPU_BATCH, GPU_STEPS = 4, 5  # factors by which batch size and steps are increased on a GPU
 EVALUATIONS, CHECKPOINTS = 10, 4
-SOME_EPOCHS, MANY_EPOCHS = 30, 150  # number of epochs from which a classifier needs moderate or strong augmentation
-MOST_ENLARGED = 2.0  # maximum scale of training images: larger ones crop too much of an image
+SOME_EPOCHS, MANY_EPOCHS = 30, 150  # minimum epochs for moderate and for strong augmentation
+MOST_ENLARGED = 2.0  # maximum scale of training images, because larger scales crop too much of an image
 CROPPED_EPOCHS = 4  # minimum number of epochs for random shifts of thumbnails
 SMALL_NATIVE = 40  # maximum side in pixels of thumbnails and symbols
 
 
 def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Return the augmentation options of a classifier; more epochs need stronger augmentation."""
-    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # do not flip symbols such as digits
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # no flips: symbols such as digits must not be mirrored
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
@@ -161,14 +161,14 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
     regularized: Options = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
-    if facts.is_regression:  # regression has no classes to smooth
+    if facts.is_regression:  # no label smoothing, because regression has no classes
         regularized = {"random_erasing": 0.1}
     return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 
 def detection_head(facts: Facts, width: int | None) -> Options:
-    """Return detection head options: as many queries as the objects need, and fewer queries and groups on a CPU."""
-    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 per object, a multiple of 10
+    """Return detection head options: queries depending on the number of objects, fewer queries and groups on a CPU."""
+    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 per object, rounded up to a multiple of 10
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
     small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
@@ -176,7 +176,7 @@ def detection_head(facts: Facts, width: int | None) -> Options:
 
 
 def universal_head(facts: Facts, width: int | None) -> Options:
-    """Return head options: fewer queries and sampled points than by default if there is no GPU."""
+    """Return the options of a universal segmentation head: fewer queries and sampled points if there is no GPU."""
     if facts.has_gpu:
         return {}
     queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
@@ -189,7 +189,7 @@ def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None],
 
 
 def depth_head(width: int) -> Options:
-    """Return depth head options with levels at most as wide as the model."""
+    """Return depth head options. The levels of the head are at most as wide as the model."""
     widths = [width // part for part in (8, 4, 2, 1)]
     return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": max(32, width // 6)}}
 
@@ -200,7 +200,7 @@ def small_tower(width: int) -> Options:
 
 
 def pixel_decoder(field: str, part: int) -> Callable[[int], Options]:
-    """Return a rule for the options of a decoder of pixels with the width of the model divided by `part`."""
+    """Return a function that gives the options of a pixel decoder whose width is the model width divided by `part`."""
 
     def options(width: int) -> Options:
         return {field: {f"decoder_{name}": value for name, value in small_tower(width // part).items()}}
@@ -225,7 +225,7 @@ def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> 
 
 
 def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Return the options of views: a canvas larger than a view for large images; fewer local views without a GPU."""
+    """Return view options: for large images, a canvas larger than a view; without a GPU, fewer local views."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 
@@ -276,14 +276,15 @@ CAPTIONS = read_task(
 
 # Rules that choose the options of a run
 
-MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # augmentations that differ between steps
-# Options that disable stored features by default
+# Augmentations that are drawn anew in each step, so that they cannot be used with stored features
+MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")
+# If the user gives one of these options, features are not stored by default.
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
     *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
-# Options that select heads with other fields
+# Options that select a different kind of head, for which the default head options are not suitable
 HEAD_OPTIONS = {"head", "decoder", "objective", "text_model_name_or_path", "text_preset"}
 
 
@@ -310,8 +311,8 @@ def choose(
         steps: Number of training steps, if known.
         batch: Number of images per step on all processes, if given.
         evaluations: Number of evaluations, including the evaluation after the last step; 0 or at least 2.
-        views: Number of views per image with stored features. All but the last `stores` blocks are frozen. With 0, all
-            blocks are trained.
+        views: Number of stored views per image. If it is positive, all but the last `stores` blocks are frozen; if it
+            is 0, all blocks are trained.
 
     Returns:
         Values by option name; `config_overrides` is a mapping that includes `overrides`.
@@ -331,7 +332,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # stored features require these options
+    if views:  # options that stored features require
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
@@ -383,7 +384,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Return optimizer, learning rates and frozen parts."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # options as from scratch; the patch embedding is kept
+    if is_small_encoder(facts) and table.scratch:  # as for training from scratch, but keep the patch embedding
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
@@ -426,11 +427,11 @@ def choose_config(
         if facts.is_gray:
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
-        # Half the width must be divisible by the number of attention heads; otherwise keep the default head.
+        # A head of the model's width needs a width divisible by 8. For other widths, keep the default head.
         is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}
-    for name in nested.keys() & set(given):  # the user gave other options of this head
+    for name in nested.keys() & set(given):  # keep the options that the user gave for this head
         nested[name] = {option: value for option, value in nested[name].items() if option not in given}
     config = {name: value for name, value in config.items() if name not in given}
     merged = {name: {**value, **(overrides.get(name) or {})} for name, value in nested.items()}

@@ -1,4 +1,4 @@
-"""Properties of data, model and device from which default hyperparameters are chosen."""
+"""Properties of data, model and device that determine default hyperparameters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +13,9 @@ class Facts:
 
     Args:
         start: Origin of the weights.
-        is_unlabeled: Whether the saved model belongs to this package and was pretrained without labels.
-        num_images: Number of training images, or of objects if each object is a training example; None for streams.
-        native_size: Median shorter side in pixels of the images, or of the boxes if boxes are cropped.
+        is_unlabeled: Whether the saved model is a model of this package that was pretrained without labels.
+        num_images: Number of training examples: images or, if objects are cropped, objects. None for streams.
+        native_size: Median shorter side in pixels of the images or, if objects are cropped, of their boxes.
         is_regression: Whether labels are numbers instead of classes.
         is_gray: Whether the images are grayscale.
         object_share: Median side of objects relative to the shorter side of their image; None without boxes.

@@ -26,7 +26,7 @@ SAMPLE = 32  # number of sampled images
 
 
 def gather_facts(task: Task) -> Facts:
-    """Return the properties of a task with loaded data, measured on a sample of evenly spaced images."""
+    """Return the facts about a task with loaded data. Images are measured on an evenly spaced sample."""
     args, splits = task.args, task.loaded.splits
     start, architecture, saved = find_start(task)
     config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
@@ -76,7 +76,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts, shares = [], [], [0], list[float]()
-    extents = dict[int, np.ndarray]()  # area and half of the perimeter per class, in image sides
+    extents = dict[int, np.ndarray]()  # area and half of the perimeter of each class, relative to the image side
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
         side = min(image.size)
@@ -88,7 +88,8 @@ def look_at_images(task: Task) -> dict[str, Any]:
             shares += (sides.prod(dim=1).sqrt() / side).tolist()
         for number, extent in measure_classes(example.get("segmentation_map")).items():
             extents[number] = extents.get(number, 0) + extent / (side**2, side)
-    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # width of a strip with two long edges
+    # The width of a long strip is approximately its area divided by half of its perimeter.
+    widths = [area / max(half, 1e-9) for area, half in extents.values()]
     return {
         "native_size": int(median(sizes)),
         "is_gray": all(are_gray),

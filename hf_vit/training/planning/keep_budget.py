@@ -14,9 +14,10 @@ from ..training_arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 
-FIRST_CHECK, INTERVAL = 0.15, 0.1  # first check of the speed and interval of checks, relative to the number of steps
-LEAST_CHANGE = 0.02  # minimum change relative to the number of steps
-MOST_LENGTHENED = 2  # maximum number of steps relative to the planned number
+# Step of the first check of the speed, and number of steps between checks, as shares of all steps
+FIRST_CHECK, INTERVAL = 0.15, 0.1
+LEAST_CHANGE = 0.02  # minimum change, as a share of the number of steps
+MOST_LENGTHENED = 2  # maximum number of steps, divided by the planned number
 
 
 class LengthChanges(TrainerCallback):
@@ -43,7 +44,7 @@ class LengthChanges(TrainerCallback):
 
 
 class KeepBudget(LengthChanges):
-    """Adapt the number of steps to the remaining time.
+    """Adapt the number of steps of a run to the time that remains in its budget.
 
     Args:
         trainer: The trainer.
@@ -63,7 +64,7 @@ class KeepBudget(LengthChanges):
         self.start, self.next_check = self.budget.clock(), max(1, round(FIRST_CHECK * state.max_steps))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Change the number of steps if the finished ones were faster or slower than planned."""
+        """Change the total number of steps if the finished steps were faster or slower than planned."""
         done = state.global_step
         if not self.next_check <= done < state.max_steps:
             return
@@ -80,7 +81,7 @@ class KeepBudget(LengthChanges):
 
 
 def change_length(trainer: HfViTTrainer, num_steps: int) -> None:
-    """Change the number of steps of a running trainer; schedule and evaluations follow.
+    """Change the number of steps of a running trainer, and adapt its schedule and evaluations.
 
     Args:
         trainer: The trainer.

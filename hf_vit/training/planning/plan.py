@@ -38,12 +38,12 @@ from .gather import find_start, gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-FRESH_SECONDS = 60.0  # maximum age in seconds of a process that was started for this run
-# Chosen options of runs without planning: runs with a recipe, and checkpoints of versions without planning
+FRESH_SECONDS = 60.0  # a process older than this, in seconds, was not started for this run
+# Options of runs that are not planned: runs with a recipe, and runs resumed from checkpoints without chosen options
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
-# Maps environment variables set by launchers to the equivalent options
+# Environment variables that launchers set, and the equivalent options
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
 
 
@@ -57,7 +57,7 @@ class Planner:
         has_recipe: Whether a recipe is given.
 
     Raises:
-        ValueError: If both a time budget and the number of steps or epochs are given, or a time budget for a stream.
+        ValueError: If a time budget is given together with a number of steps or epochs, or for a stream.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Planner:
         return task, chosen
 
     def choose(self, task: Task, facts: Facts, **known: Any) -> Options:
-        """Return the chosen options, given the `known` size, steps, batch, evaluations or views."""
+        """Return the chosen options. `known` contains values that are already fixed, such as size, steps or batch."""
         return choose(task.defaults, facts, self.given, self.overrides, **known)
 
     def minutes(self, facts: Facts) -> float | None:
@@ -181,14 +181,15 @@ class Planner:
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
-        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # bf16 may be slower
+        # On a CPU, time both bfloat16 and float32, because bfloat16 may be slower.
+        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])
             paces[sizes[0]] = max(in_bf16, in_float32, key=lambda pace: budget.plan(sizes[0], pace).steps)
             facts = replace(facts, has_bf16=paces[sizes[0]] is in_bf16)
         choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
-        if views and not choice.views:  # too many images to store features
+        if views and not choice.views:  # features are not stored, because there are too many images
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
         if choice.views and task.defaults.probes:
@@ -197,7 +198,7 @@ class Planner:
             choice = choice if choice.steps >= STORING_GAIN * whole.steps else whole
         starts_as_probe, least = facts.start == "backbone" and task.defaults.probes, LEAST_STEPS
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
-            frozen, least = {"trainable_blocks": 0}, 1  # train only the head, which starts as a linear probe
+            frozen, least = {"trainable_blocks": 0}, 1  # train only the head, which is initialized as a linear probe
             choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
             choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
         if choice.steps < least:
@@ -217,7 +218,7 @@ class Planner:
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # these include the given overrides
+        if "config_overrides" in chosen:  # chosen overrides include the given ones
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:
@@ -226,13 +227,13 @@ class Planner:
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Return the recipe that repeats the run: given options, and chosen options in place of the time budget."""
+        """Return the recipe that repeats the run. It contains the given and the chosen options, but no time budget."""
         given = savable_values(self.options, self.task.argument_types())
         return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
 
 def import_seconds() -> float:
-    """Return the age of this process in seconds, 0 if it is too old to have been started for this run."""
+    """Return the age of this process in seconds, or 0 if the process was not started for this run."""
     age = time.time() - psutil.Process().create_time()
     return age if age <= FRESH_SECONDS else 0.0
 
@@ -243,7 +244,7 @@ def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
-            group = metadata["group"].partition(" (")[0]  # without the class name in parentheses
+            group = metadata["group"].partition(" (")[0]  # omit the class name in parentheses
             groups.setdefault(group, []).append(f"{name} {short_text(chosen[name])}")
     lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)
@@ -255,7 +256,7 @@ def short_text(value: Any) -> str:
 
 
 def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int, left: float) -> str:
-    """Return a description of the run in three lines: size, steps and end time."""
+    """Describe the planned run in three lines: size of model and images, steps, and end time."""
     size, pace = choice.size, choice.pace
     model = "as given"
     if size is not None:

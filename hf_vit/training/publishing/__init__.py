@@ -1,1 +1,1 @@
-"""Reports on trained models, model cards, and uploads to the Hub."""
+"""Reports about trained models, model cards, and uploads to the Hub."""

@@ -70,7 +70,7 @@ def without_links(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperationAdd]:
-    """Return the operations that upload a model. The card names the repository; texts contain no local paths."""
+    """Return the upload operations of a model. Local paths are removed, and the card contains the repository name."""
     operations, names = [], names_of_paths(Path(folder))
     for path in list_upload(folder):
         name, content = path.relative_to(folder).as_posix(), without_local_paths(path, names)
@@ -88,7 +88,7 @@ def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> l
 
 
 def check_upload(folder: str | os.PathLike[str]) -> None:
-    """Check that a saved model is complete and safe, so that it can be loaded from the Hub as from `folder`.
+    """Check that a saved model is complete and safe to publish.
 
     Args:
         folder: Folder of the saved model.
@@ -117,8 +117,8 @@ def publish(
     """Upload a saved model to the Hub in one commit; the repository is created if necessary.
 
     In the uploaded card, `repo_id` replaces "path/to/this/folder", and in all texts, local paths are replaced by the
-    names of the files and folders; files in `folder` do not change. An interrupted upload can be repeated: files that
-    have been uploaded are not sent again. The commit is tagged, see `tag_version`.
+    names of the files and folders; files in `folder` do not change. If an interrupted upload is repeated, files
+    that have already been uploaded are not sent again. The commit is tagged, see `tag_version`.
 
     Args:
         folder: Folder of the model, its image processor and its card.
@@ -138,7 +138,7 @@ def publish(
         OSError: If there is no token, the token has no write access, or the Hub cannot be reached or returns an error.
     """
     check_upload(folder)
-    # With token=True, the client explains how to get a missing token instead of sending an anonymous request.
+    # Use token=True, so that the client explains how to get a missing token instead of sending an anonymous request.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
     with clear_errors(repo_id, api.endpoint):
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -163,8 +163,9 @@ def publish(
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
     """Tag a commit with the version of this package, for example "v0.1.0", unless the tag exists.
 
-    The tag is a revision that always refers to these weights and code. If `token` is None, the token of `api` is used.
-    If the Hub refuses the tag, a warning explains how to create it. The upload is complete without the tag.
+    The tag is a revision that always refers to the weights and code of this commit. If `token` is None, the token of
+    `api` is used. If the Hub refuses the tag, a warning explains how to create it. The upload is complete without the
+    tag.
     """
     tag = f"v{__version__}"
     try:
@@ -178,7 +179,7 @@ def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None)
 
 @contextmanager
 def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
-    """Context manager that turns errors of the Hub client into `OSError`s with instructions; `advice` is appended."""
+    """Context manager that converts Hub client errors into `OSError` with instructions, followed by `advice`."""
     try:
         yield
     except RuntimeError as error:  # raised if a large file could not be uploaded
@@ -256,13 +257,13 @@ def _check_card(card: Path) -> None:
 
 
 def report_failure(upload: Future[Any]) -> None:
-    """Log a warning if an upload during training has failed. Without it, the failure would go unnoticed."""
+    """Log a warning if an upload in the background has failed, because its error would otherwise go unnoticed."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
         logger.warning(f"An upload failed: {error} Training continues. Missing files are uploaded at the end.")
 
 
 def names_of_paths(folder: Path) -> dict[str, str]:
-    """Map the output folder and each local path in the training options to its last part."""
+    """Map local paths (the output folder and paths in the training options) to their last parts."""
     given = [str(folder), *(value for name in OPTIONS for value in _texts(_read(folder / name)))]
     names = {}
     for source in (source for value in given for source in split_sources(value)):
@@ -280,10 +281,10 @@ def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".yaml" and (content := _read(file)) is not None:
         heading = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
-        # infinite width, so that YAML does not wrap paths
+        # an infinite line width, so that YAML does not wrap paths
         text = heading + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
     for path in sorted(names, key=len, reverse=True):
-        # spellings of the path: plain, and quoted in JSON, YAML and commands
+        # forms of the path in files: unquoted, and quoted in JSON, YAML and shell commands
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
         for written in sorted(forms, key=len, reverse=True):
             text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", names[path].replace("\\", r"\\"), text)
@@ -300,7 +301,7 @@ def _read(file: Path) -> Any:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Yield all strings in nested values."""
+    """Yield all strings in nested mappings and lists."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, dict | list):

@@ -23,12 +23,12 @@ from ..training_arguments import training_options_of
 
 @dataclass(frozen=True)
 class Usage:
-    """Code that uses a model on `image.png`.
+    """Example code for a model card, which applies a model to `image.png`.
 
     Args:
-        name: Variable name of the stock pipeline.
-        stock: Code that calls the pipeline.
-        own: Code that uses `model`, `image_processor`, `image` and the `outputs` of the model.
+        name: Name of the variable that holds the pipeline of transformers.
+        stock: Code that calls the pipeline of transformers.
+        own: Code without pipeline. Uses `model`, `image_processor`, `image` and the `outputs` of the model.
         processor: Variable name of the image processor, or "processor" if it also processes texts.
         inputs: Inputs of the processor.
     """
@@ -45,7 +45,7 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
-# The template is in this folder to be part of the installed package; the folder model_cards/ links to it.
+# The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -55,7 +55,7 @@ class TrainingInfo:
 
     Args:
         model_name: Title of the card.
-        task: Name of the stock pipeline, for example "image-classification".
+        task: Name of the transformers pipeline, for example "image-classification".
         model_class: Class name of the model.
         usage: Code that uses the model.
         num_parameters: Number of parameters.
@@ -69,12 +69,12 @@ class TrainingInfo:
         recipe: Main training settings.
         limits: Limitations of the model.
         license: License of the weights.
-        selection: Description of the training step from which the weights are.
+        selection: Description of the training step whose weights were saved.
         is_chosen_on_evaluated: Whether that step was chosen by its score on the evaluated images.
         base_model: Saved model that the run started from, if any.
         units: Units of scores, by metric name.
         lower_is_better: Names of the metrics for which lower is better.
-        parts: For each kind of part, such as "class", the scores of each part by its name.
+        parts: Scores of each class (or other part) by name, for each kind of part, such as "class".
         pictures: File names of pictures next to the card, by caption.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
@@ -127,7 +127,7 @@ class TrainingInfo:
 
 
 def score_rows(info: TrainingInfo) -> list[list[str]]:
-    """Return the rows of the score table: metric, score of the model, scores of the baselines; the best is bold."""
+    """Return rows of the score table: metric, score of the model, scores of the baselines. Best scores are bold."""
     rows = []
     for metric, score in info.metrics.items():
         scores = [score, *(baseline[metric] for baseline in info.baselines.values())]
@@ -141,7 +141,7 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
 
 
 def compare(info: TrainingInfo) -> list[str]:
-    """Return a sentence for each baseline that the model does not surpass, with the metrics concerned."""
+    """Return a sentence for each baseline that the model does not surpass, with the names of the metrics."""
     sentences = []
     for name, baseline in info.baselines.items():
         behind, level = [], []
@@ -159,7 +159,7 @@ def compare(info: TrainingInfo) -> list[str]:
 
 
 def rank(info: TrainingInfo, metric: str, score: float) -> float:
-    """Return a number that is higher for better scores, and equal for scores that are rounded to the same text."""
+    """Return a number that is higher for better scores. Scores with the same rounded text have equal numbers."""
     return round(-score if metric in info.lower_is_better else score, 4)
 
 
@@ -196,7 +196,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
 
 
 def describe_options(options: Any) -> dict[str, str]:
-    """Return the table rows of options with values that differ from a plain training run."""
+    """Return table rows for the options whose values differ from their defaults."""
     heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
     change = "for equal shares of the steps" if options.progressive_sizes else "one chosen at random for each batch"
     rows = (
@@ -227,7 +227,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     for name, scores in info.baselines.items():
         if missing := sorted(set(info.metrics) - set(scores)):
             raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
-    # The Hub ranks models by these scores, so they exclude images used for training or for choosing the best step.
+    # The Hub ranks models by these scores. Omit scores on images used for training or for choosing the best step.
     is_comparable = info.data.split != "train" and not info.is_chosen_on_evaluated
     results = [
         EvalResult(

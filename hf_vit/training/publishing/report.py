@@ -30,7 +30,7 @@ PARTS_OF_DATA = {
     "test",
     "images",
     "data",
-}  # generic folder names of datasets
+}  # generic names of dataset folders
 MAX_BASELINE_IMAGES = 5000  # maximum number of training images for the naive baseline
 
 
@@ -50,10 +50,10 @@ def describe_data(
     parts: str = "in {} classes",
     notes: Sequence[str] = (),
 ) -> DatasetInfo:
-    """Describe the locations of the data (separated by commas), the splits and the class names.
+    """Describe the sources, splits and class names of the data for the model card.
 
-    `examples` is a noun for the examples, `parts` a noun phrase for the named parts with a placeholder for their
-    number, and `notes` are sentences about missing data.
+    `examples` is a noun for the examples, such as "images". `parts` is a noun phrase for the classes, such as
+    "in {} classes", with a placeholder for their number. `notes` are sentences about missing data.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     sources = split_sources(dataset_name)
@@ -61,7 +61,7 @@ def describe_data(
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DatasetInfo(
         name=name,
-        # A nested folder is not a repository on the Hub.
+        # Use the last part of a local path only, because a nested folder is not a repository on the Hub.
         identifier=", ".join(Path(source).resolve().name if Path(source).exists() else source for source in sources),
         license=license,
         description=" ".join([f"{name}: {counts}{classes}.", *notes]),
@@ -74,7 +74,7 @@ def public_name(source: str) -> str:
     """Return the public name of a dataset: its name on the Hub, or the name of its file or folder without the path.
 
     Generic names such as `train/images` are prefixed with the parent folder, unless the parent is the home folder or
-    the working directory, because their names are private.
+    the working directory, whose names are private.
     """
     if not Path(source).exists():
         return source
@@ -100,19 +100,19 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
-    """Return the nonzero weights of the parts of a loss in one line."""
+    """Return the nonzero weights of the terms of a loss as one line of text."""
     return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """Return the values of options in one line."""
+    """Return the values of options as one line of text."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Write the last scores of the averaged weights as `ema/{split}_scores.json` in the output folder.
 
-    Returns the scores in `names` as a column of the model card, by column title, or nothing without averaged weights.
+    Returns the scores in `names` as a column of the model card, by column title. The result is empty without EMA.
     """
     if trainer.average is None:
         return {}
@@ -128,7 +128,8 @@ def score_split(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Evaluate a model on a split, on all processes, and write scores and pictures to the output folder.
 
-    Returns the scores and the file names of the pictures by caption. The evaluator also keeps the scores.
+    Returns the scores, and the file names of the pictures by caption. The scores also remain in the evaluator's
+    metric.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
     trainer.predictions = []
@@ -148,7 +149,7 @@ def score_split(
 
 
 def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator: BaseEvaluator) -> dict[str, str]:
-    """Write `{split}_scores.json` and, if there are classes, their scores as JSON and as a picture.
+    """Write `{split}_scores.json` and, if there are classes, the scores of each class as JSON and as a picture.
 
     Returns the file name of the picture by its caption.
     """
@@ -164,7 +165,7 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
 
 
 def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return scores with the same names for all classes, NaN for missing scores."""
+    """Return scores per class, with NaN for missing scores, so that all classes have the same score names."""
     columns = dict.fromkeys(score for scores in classes.values() for score in scores)
     return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
@@ -186,8 +187,8 @@ def score_naive_baseline(
 ) -> tuple[str, dict[str, float]]:
     """Evaluate the best constant predictor, which ignores images. Return its name and scores.
 
-    The predictor is computed from at most `most` evenly spaced training images. The processes share the work. The
-    metric also keeps the scores.
+    The predictor is computed from at most `most` evenly spaced training images. All processes share the work. The
+    scores also remain in the metric.
     """
     evaluator, args = trainer.evaluator, trainer.args
     assert isinstance(evaluator, Evaluator)
