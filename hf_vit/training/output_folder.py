@@ -161,7 +161,7 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
 
     Returns:
         The folder of the checkpoint, the same on all processes. None if the run starts from the beginning, because
-                `resume_from_checkpoint` is None, or the previous run ended before its first checkpoint.
+        `resume_from_checkpoint` is None, or the previous run ended before its first checkpoint.
 
     Raises:
         ValueError: if the checkpoint is incomplete, there is no training run to resume, or files that do not belong to

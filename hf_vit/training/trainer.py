@@ -138,7 +138,7 @@ class HfViTTrainer(Trainer):
             ValueError: If an option is out of range, does not match the model, or excludes another option.
         """
         super().__init__(*args, **kwargs)
-        # Losses are not normalized over a step with several GPUs in a process: each would need a part of the divisor.
+        # Do not normalize losses over a step if a process has several GPUs: each GPU would need a part of the divisor.
         counting = HfViTForObjectDetection | HfViTForKeypointDetection | HfViTForImageTextToText
         counts = isinstance(self.plain_model, counting)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
@@ -303,14 +303,14 @@ class HfViTTrainer(Trainer):
         num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
         if self._resumed_step >= others[-1]:  # total number of steps
             num_epochs = self._resumed_step // steps_per_epoch
-        elif self.most_steps:  # the run ends by its number of steps, not of epochs
+        elif self.most_steps:  # the run ends after a number of steps, not of epochs
             num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
         return num_epochs, steps_per_epoch, *others
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and the divisor of their losses, which the model counts."""
+        """Return the batches of a step, and the divisor of their losses, which is computed by the model."""
         try:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
@@ -354,7 +354,7 @@ class HfViTTrainer(Trainer):
             module.eval()
         count = (
             num_items_in_batch if model.training else None
-        )  # in evaluation, transformers counts label entries, which is only correct for classification
+        )  # in evaluations, transformers counts label entries, which is only correct for classification
         return super().compute_loss(model, *args, num_items_in_batch=count, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

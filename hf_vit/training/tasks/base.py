@@ -99,7 +99,7 @@ class EvaluationArguments(HfViTTrainingArguments):
 def file_name(source: str) -> str:
     """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
     file = Path(source).expanduser()
-    place = file.resolve() if file.exists() else PurePosixPath(source)  # else a name on the Hub
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # or a name on the Hub
     is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
@@ -116,7 +116,7 @@ class Task(ABC):
     """
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
-    pipeline: ClassVar[str]  # task name of the stock pipeline
+    pipeline: ClassVar[str]  # name of the transformers pipeline
     usage: ClassVar[Usage]
     published: ClassVar[tuple[str, ...]] = ()  # endings of the class names of such models in other libraries
     load_source: ClassVar[Callable[..., TargetData]]  # a function of `hf_vit.data`

@@ -32,7 +32,7 @@ from .shared import BATCH_OF_16, CaptionArguments, CaptionedTask
 from .zero_shot_image_classification import BEGIN, MAX_TEXT_LENGTH, VOCAB_SIZE, train_tokenizer
 
 
-MOST_COMPARED = 1000  # training images among which the nearest one is searched
+MOST_COMPARED = 1000  # maximum number of training images that are searched for the nearest image
 INPUTS = ("pixel_values", "patch_attention_mask")
 
 
@@ -50,7 +50,7 @@ def train_prompt_tokenizer(captions: Iterable[str], vocab_size: int, max_length:
     own.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.bos_token_id)]
     )
-    # The first word is preceded by a space, like any other.
+    # Texts are tokenized with a space before the first word, so remove this space when decoding.
     own.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer.padding_side = "left"
     return tokenizer

@@ -236,7 +236,7 @@ class EmbeddingMetric(NeighborAccuracy):
 
 
 def as_it_is(values: Tensor) -> Tensor:
-    """Return the values unchanged, instead of summing over processes: this process has the values of all images."""
+    """Return values unchanged. They need not be summed over processes, because each process has all images."""
     return values
 
 

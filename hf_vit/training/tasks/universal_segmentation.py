@@ -158,7 +158,8 @@ class UniversalEvaluator(Evaluator):
 class MaskAnnealing(TrainerCallback):
     """Reduce the probability of masked attention with every step, so that the trained model does not need it.
 
-    The probabilities are saved with the model in every checkpoint, so that the best model has those of its step.
+    The probabilities are saved with the model in every checkpoint, so that the best model has the probabilities of its
+    step.
     """
 
     def on_train_begin(
@@ -189,7 +190,7 @@ class UniversalArguments(MaskArguments):
         return {**super().source_options(), "thing_names": self.thing_classes, "annotations": self.annotations}
 
 
-# Score that chooses the best model: mask AP if instances overlap, because PQ needs a segment map
+# Score used to choose the best model: PQ, or mask AP if instances overlap, because PQ needs a segment map
 PQ_OR_MASK_AP = "pq or mask_ap"
 
 

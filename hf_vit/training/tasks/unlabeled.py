@@ -28,7 +28,7 @@ logger = logging.get_logger(__name__)
 # Code for model cards that uses a model in the feature extraction pipeline of transformers
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # 900 photos were hardly better than random weights, 3,000 were (model_cards/)
+FEW_IMAGES = 2000  # 900 photos hardly improved on random weights, but 3,000 photos did (model_cards/)
 RAW_SIZE = 32  # side in pixels of the downscaled images of the raw pixel baseline
 
 
