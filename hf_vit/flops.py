@@ -1,4 +1,4 @@
-"""Number of floating-point operations (FLOPs) of a model, and peak throughput of GPUs."""
+"""Compute the number of floating-point operations (FLOPs) of a model and the peak throughput of GPUs."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from .model.pretrained import HfViTPreTrainedModel
 
 
 # Peak throughput of GPUs in 10^12 operations per second, for bfloat16 and float16 with float32 accumulation, without
-# sparsity. Source: data sheets and architecture white papers of NVIDIA. The first key contained in a device name
+# sparsity. Source: NVIDIA data sheets and architecture white papers. The first key that a device name contains
 # applies.
 PEAK_TFLOPS = {
     "B200": 2250.0,
@@ -35,9 +35,9 @@ PEAK_TFLOPS = {
     "RTX 3090": 71.0,
 }
 
-# Models that take texts, several views or random masks in addition to images
+# Models whose inputs include texts, several views or random masks in addition to an image
 OTHER_INPUTS = ("HfViTForZeroShotImageClassification", "HfViTForJointEmbedding", "HfViTForMaskedImageModeling")
-# Outputs with a shape that is printed in the table of stages
+# Outputs whose shapes are printed in the table of stages
 OUTPUTS = {
     *("pooler_output", "logits", "predicted_depth", "pred_boxes", "heatmaps", "masks_queries_logits"),
     *("class_queries_logits", "latents", "reconstruction"),
@@ -45,16 +45,16 @@ OUTPUTS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the peak bfloat16 operations per second of a `torch.cuda` device name, or None if it is unknown."""
+    """Return the peak bfloat16 operations per second of a GPU, given its `torch.cuda` name; None for unknown GPUs."""
     return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in device_name), None)
 
 
 def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
     """Return the number of floating-point operations of a forward pass of `HfViTModel` on one image.
 
-    `HfViTModel` is the backbone of all tasks; heads are not included. A linear classifier of K labels adds 2 · D · K,
-    where D is the hidden size. A multiply-add counts as two operations, and only matrix products and convolutions are
-    counted. Forward and backward pass together take three times as many operations.
+    `HfViTModel` is the backbone of all tasks, so heads are not included. A linear classifier for K labels adds
+    2 · D · K operations, where D is the hidden size. Only matrix products and convolutions are counted, and a
+    multiply-add counts as two operations. Forward and backward pass together require three times as many operations.
 
     Args:
         config: Configuration of the model.
@@ -70,28 +70,29 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
 
 
 def count_flops(model: HfViTPreTrainedModel, height: int, width: int) -> tuple[dict[str, int], Any]:
-    """Return the number of operations for one image by module name, and the output of the model.
+    """Return the number of operations of each module for one image, by module name, and the output of the model.
 
-    The key "Global" has the number of operations of the whole model.
+    The number of operations of the whole model has the key "Global".
 
     Args:
-        model: A model that takes images only, with weights on the meta device. It is not usable afterwards.
+        model: A model whose only inputs are images, with weights on the meta device. The model cannot be used
+            afterwards.
         height: Height of the image in pixels.
         width: Width of the image in pixels.
     """
-    # Window attention runs on the CPU, because transformers reads the values of attention masks, and meta tensors have
-    # no values. Weights are uninitialized, because their values do not affect the number of operations.
+    # Models with window attention run on the CPU, because transformers reads the values of attention masks, and meta
+    # tensors have no values. Weights stay uninitialized, because they do not affect the number of operations.
     device = "meta" if model.config.window_size is None else "cpu"
     image = torch.zeros(1, model.config.num_channels, height, width, device=device)
-    # The MATH backend computes attention with plain matrix products, which are always counted. Fused kernels are not
-    # counted on all devices and by all torch versions.
+    # The MATH backend computes attention with matrix products, which are always counted. Fused attention kernels are
+    # counted only on some devices and by some torch versions.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         outputs = model.eval().requires_grad_(False).to_empty(device=device)(image)
     return {name: int(sum(counts.values())) for name, counts in counter.get_flop_counts().items()}, outputs
 
 
 class Stage(NamedTuple):
-    """Stage of a model, such as a block: name, output shape, number of parameters and number of operations."""
+    """A stage of a model, such as a block: name, output shape, number of parameters and number of operations."""
 
     name: str
     shape: str
@@ -103,8 +104,8 @@ def describe_stages(model: HfViTPreTrainedModel, height: int, width: int) -> lis
     """Return the stages of a model for one image.
 
     Args:
-        model: A model with weights on the meta device. It is not usable afterwards. The head is left out for models
-            that require other inputs than one image, such as texts.
+        model: A model with weights on the meta device. The model cannot be used afterwards. The head is omitted if the
+            model requires inputs other than one image, such as texts.
         height: Height of the image in pixels, a multiple of the patch height.
         width: Width of the image in pixels, a multiple of the patch width.
     """

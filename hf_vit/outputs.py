@@ -1,4 +1,4 @@
-"""Safety checks of output folders and files. Commands must not overwrite their inputs or files of other programs."""
+"""Check output folders and files, so that commands do not overwrite their inputs or files of other programs."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from typing import NamedTuple
 import psutil
 
 
-LOCK_NAME = "training.lock"  # lock file with the host and process of an active training run
-LOCK_TIMEOUT_SECONDS = 300.0  # age of a lock file after which a training run on another host is considered dead
-RECORD = ".hf_vit_outputs"  # file with checksums of the files written to a folder, in the format of sha256sum
+LOCK_NAME = "training.lock"  # lock file that contains host and process of a running training run
+LOCK_TIMEOUT_SECONDS = 300.0  # age at which a lock file of another host is considered stale
+RECORD = ".hf_vit_outputs"  # lists checksums of files written to its folder, as sha256sum does
 
 
 class FolderState(Enum):
@@ -33,7 +33,7 @@ class FolderState(Enum):
 
 
 class Judgment(NamedTuple):
-    """State of an output folder, and the reason if a new training run cannot write to the folder."""
+    """State of an output folder, with the reason if a new training run cannot write to the folder."""
 
     state: FolderState
     reason: str = ""
@@ -90,12 +90,12 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def free_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the first of the folders `path`, `path`-2, `path`-3, … that is missing or empty, without creating it."""
+    """Return the first folder of `path`, `path`-2, `path`-3, … that does not exist or is empty. It is not created."""
     return next(filterfalse(_is_taken, _numbered_folders(Path(path))))
 
 
 def last_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the last of the folders `path`, `path`-2, `path`-3, … before the first free one; at least `path`."""
+    """Return the folder before the first free one in `path`, `path`-2, `path`-3, …, or `path` if `path` is free."""
     return [Path(path), *takewhile(_is_taken, _numbered_folders(Path(path)))][-1]
 
 
@@ -109,13 +109,13 @@ def _is_taken(folder: Path) -> bool:
 
 
 def file_age_seconds(file: Path) -> float:
-    """Return the age of a file, measured with the clock of its file system (which may be on another host)."""
+    """Return the age of a file, measured with the clock of the file system, which may be on another host."""
     with tempfile.NamedTemporaryFile(dir=file.parent) as now:
         return os.stat(now.name).st_mtime - file.stat().st_mtime
 
 
 def _describe_running(lock: Path) -> str | None:
-    """Return a message if another process is training in the folder of a lock file, else None."""
+    """Return a message if another process is training in the folder that contains a lock file, else None."""
     try:
         holder = json.loads(lock.read_text(encoding="utf-8"))
         host, process, started = holder["host"], holder["process"], holder["started"]
@@ -126,7 +126,7 @@ def _describe_running(lock: Path) -> str | None:
         host, process, silence = "an unknown host", "unknown", file_age_seconds(lock)
     if host == socket.gethostname():
         with suppress(psutil.NoSuchProcess):
-            # The start time is compared because another process may have the id of a process that has ended.
+            # The start time is compared too, because the id of an ended process may be reused.
             if process != os.getpid() and psutil.Process(process).create_time() == started:
                 return (
                     f"A training run (process {process}) is using {lock.parent}. Wait until it ends, or choose "
@@ -144,7 +144,7 @@ def _describe_running(lock: Path) -> str | None:
 def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
     """Raise `ValueError` if a planned output file would overwrite an input or another existing file.
 
-    With `overwrite`, files of an earlier run may be replaced if they match their checksums in `RECORD`.
+    If `overwrite` is set, files of an earlier run are accepted if they match their checksums in `RECORD`.
     """
     read, seen = {file.resolve() for file in inputs}, set[Path]()
     for file in planned:
@@ -163,7 +163,7 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
 
 
 def record_outputs(files: Iterable[Path]) -> None:
-    """Store the checksums of written files in `RECORD`, so that a later run with `overwrite` may replace them."""
+    """Store the checksums of written files in `RECORD`. A later run with `overwrite` may replace these files."""
     for file in files:
         with (file.parent / RECORD).open("a", encoding="utf-8") as record:
             record.write(f"{sha256(file.read_bytes()).hexdigest()}  {file.name}\n")

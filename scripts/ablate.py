@@ -3,10 +3,10 @@
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10 --seeds 0 1 2
 
-The file contains a task of `hf-vit train`, a recipe, the score to compare, and the variants: options that override
-those of the recipe, or null to remove an option. All variants are compared with the first one. Each training run has
-its own output folder. Finished runs are skipped, so an interrupted ablation can be started again. The table of results
-is printed and written to `table.md` in the output folder.
+The YAML file contains a task of `hf-vit train`, a recipe, the score to compare, and the variants. A variant lists
+options that override those of the recipe; the value null removes an option. All variants are compared with the first
+variant. Each training run has its own output folder. Finished runs are skipped, so an interrupted ablation can be
+started again. The table of results is printed and written to `table.md` in the output folder.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 @dataclass
 class Arguments:
-    """Data, output folder and seeds."""
+    """Command-line arguments: data, output folder and seeds."""
 
     dataset_name: str = field(metadata={"help": "Folder, or name of a dataset on the Hub."})
     output_dir: str | None = field(
@@ -49,7 +49,7 @@ class Arguments:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read a YAML mapping; exit with an error message if the file is invalid."""
+    """Read a YAML file that contains a mapping; exit with an error message if the file is invalid."""
     try:
         return read_recipe(file)
     except (OSError, ValueError) as error:
@@ -57,7 +57,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def read_ablation(file: Path) -> dict[str, Any]:
-    """Read the file of an ablation; exit with an error message if a field is missing or unknown."""
+    """Read an ablation file; exit with an error message if a field is missing or unknown."""
     ablation = read(file)
     if ablation.keys() != FIELDS or not ablation["variants"]:
         sys.exit(f"{file} must have the fields {', '.join(sorted(FIELDS))}. It has {', '.join(map(str, ablation))}.")
@@ -65,12 +65,12 @@ def read_ablation(file: Path) -> dict[str, Any]:
 
 
 def variant_of(ablation: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the options of a variant."""
+    """Return the options of the variant `name` in an ablation."""
     return {**read(SCRIPTS / "recipes" / ablation["recipe"]), **ablation["variants"][name]}
 
 
 def train(ablation: dict[str, Any], name: str, seed: int, output_dir: Path, dataset_name: str) -> dict[str, float]:
-    """Train a variant with a seed unless that run is finished; return its score, time and speed."""
+    """Train a variant with a seed, unless this run is finished; return the score, time and speed of the run."""
     folder = output_dir / re.sub(r"\W+", "-", name.lower()).strip("-") / f"seed-{seed}"
     file = folder / "variant.yaml"
     variant = {**variant_of(ablation, name), "dataset_name": dataset_name}
@@ -88,13 +88,13 @@ def train(ablation: dict[str, Any], name: str, seed: int, output_dir: Path, data
 
 
 def changed_since(file: Path, variant: dict[str, Any]) -> list[str]:
-    """Return the names of the options of a variant that differ from those in the file of an earlier run."""
+    """Return the names of the options of a variant that have changed since an earlier run saved them to `file`."""
     then = read(file)
     return sorted(key for key in then.keys() | variant.keys() if then.get(key) != variant.get(key))
 
 
 def result_of(folder: Path, score: str) -> dict[str, float]:
-    """Return score, seconds, images per second and, if measured, model FLOPs utilization of a training run."""
+    """Return the score, seconds, images per second and, if measured, model FLOPs utilization of a training run."""
     (scores,) = (json.loads(file.read_text()) for file in folder.glob("*_scores.json"))
     if score not in scores:
         sys.exit(f"{folder} has no score {score!r}. It has {', '.join(scores)}.")
@@ -106,7 +106,7 @@ def result_of(folder: Path, score: str) -> dict[str, float]:
 
 
 def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
-    """Return a Markdown table with mean, range over seeds and difference from the first variant per variant."""
+    """Return a Markdown table with the mean, range over seeds and difference from the first variant in each row."""
     means = {name: mean(run["score"] for run in runs) for name, runs in results.items()}
     first = next(iter(means.values()))
     lines = [f"| variant | {score} | seeds | difference | seconds | images/s | MFU |", "|---|---|---|---|---|---|---|"]
@@ -121,7 +121,7 @@ def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main(file: Path, args: Arguments) -> None:
-    """Train all variants with one seed after another; print the table after each seed."""
+    """Train all variants with the first seed, then with the next seed, and so on; print the table after each seed."""
     ablation = read_ablation(file)
     output_dir = Path(args.output_dir or Path("outputs", "ablation", file.stem))
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ablation["variants"]}
@@ -137,6 +137,6 @@ if __name__ == "__main__":
     usage = "%(prog)s FILE --dataset_name DATASET_NAME [--output_dir OUTPUT_DIR] [--seeds SEEDS ...]"
     parser = HfArgumentParser(Arguments, usage=usage, description=__doc__, formatter_class=HelpFormatter)
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
-        parser.parse_args([*sys.argv[1:], "--dataset_name", ""])  # for --help
+        parser.parse_args([*sys.argv[1:], "--dataset_name", ""])  # handles --help
         parser.error("the first argument is the file of the ablation, such as scripts/ablations/cifar10.yaml")
     main(Path(sys.argv[1]), parser.parse_args_into_dataclasses(sys.argv[2:])[0])

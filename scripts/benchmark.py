@@ -1,7 +1,7 @@
 """Compare throughput, time, memory and training quality of this package with other libraries.
 
 Each round measures all candidates once, in random order and in one process, so that other load on the machine affects
-all of them equally. Results are medians over the rounds, and medians of the ratios within each round.
+all candidates equally. Times are medians over the rounds. Ratios are computed in each round; their median is reported.
 
 Examples:
     python scripts/benchmark.py classification --presets small --batch_sizes 8 --modes forward --rounds 9
@@ -34,7 +34,7 @@ SUBJECTS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run the benchmark of a subject."""
+    """Run the benchmark of the subject named by the first argument."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     described = "; ".join(f"{name}: {text}" for name, text in SUBJECTS.items())
     parser.add_argument("subject", choices=list(SUBJECTS), metavar="SUBJECT", help=described)

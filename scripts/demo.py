@@ -1,4 +1,4 @@
-"""Train a Vision Transformer on real handwritten digits in about a minute on two CPU cores, without a network.
+"""Train a Vision Transformer on handwritten digits in about a minute on two CPU cores, without network access.
 
 The script evaluates the model on held-out test images, saves it with its image processor and a model card, and
 predicts ten image files with `hf-vit predict` in a new process.
@@ -29,7 +29,7 @@ from hf_vit.evaluation.classification import majority_baseline
 
 @dataclass
 class DemoArguments:
-    """Options to reproduce how the hyperparameters were chosen and what the model is compared with."""
+    """Options that reproduce the selection of hyperparameters and the comparison with transformers."""
 
     held_out: bool = field(
         default=False, metadata={"help": "Only evaluate, on a held-out tenth of the training images."}
@@ -57,7 +57,7 @@ class Recipe(TrainingArguments):
 
 
 def make_model(names: list[str], peer: bool) -> PreTrainedModel:
-    """Return a new model of the preset "mnist", or transformers' ViT of the same shape."""
+    """Return a new model with the preset "mnist" or, if `peer` is set, a transformers ViT of the same shape."""
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     config = HfViTConfig.from_preset("mnist", **labels)
     if not peer:
@@ -68,7 +68,7 @@ def make_model(names: list[str], peer: bool) -> PreTrainedModel:
 
 
 def predict_in_fresh_process(model: Path, images: Dataset) -> None:
-    """Save the first image of each digit, predict the files in a new process, and print and draw the predictions."""
+    """Save the first image of each digit, run predictions in a new process, and print and draw the predictions."""
     folder, picture = model / "images", model / "predictions.png"
     folder.mkdir(exist_ok=True)
     for digit in range(10):

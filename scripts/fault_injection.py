@@ -1,11 +1,11 @@
 """Fault injection: test that interrupted training runs end with the weights of an uninterrupted run.
 
-Each case trains a tiny model of a task on synthetic images. A first run is not disturbed. A second run is killed
-(SIGKILL) at random times, also while it saves a checkpoint, and resumed with the same command. For the first case,
-further runs simulate a full disk while a checkpoint is saved (by RLIMIT_FSIZE, a limit on the file size), and flip or
-zero bytes in every file of the newest checkpoint. The final weights of all runs must equal those of the first run byte
-by byte. The script prints a Markdown table and exits with code 1 if weights differ or a checkpoint is lost. It runs on
-Linux and macOS.
+Each case trains a tiny model of a task on synthetic images. The first run is undisturbed. The second run is killed
+(SIGKILL) at random times, also while it saves a checkpoint, and resumed with the same command. The first case has
+further runs. One simulates a full disk while a checkpoint is saved, by a limit on the file size (RLIMIT_FSIZE). Others
+flip or zero bytes in every file of the newest checkpoint. The final weights of all runs must equal those of the
+undisturbed run byte by byte. The script prints a Markdown table and exits with code 1 if weights differ or a
+checkpoint is lost. It runs on Linux and macOS.
 
 Examples:
     python scripts/fault_injection.py
@@ -59,10 +59,10 @@ DEFORMABLE = {"decoder": "deformable", "num_queries": 8, "num_layers": 1, "num_p
 
 @dataclass(frozen=True)
 class Case:
-    """A training run.
+    """A kind of training run into which faults are injected.
 
     Args:
-        task: Task of `hf-vit train`, with underscores.
+        task: Task of `hf-vit train`, with underscores instead of hyphens.
         data: Folder of the synthetic data: "photos", "scenes", "objects" or "captions".
         options: Additional command line options.
         detection: `detection_config` of the model.
@@ -76,7 +76,7 @@ class Case:
     processes: int = 1
 
     def command(self, place: Path, output: Path, steps: int) -> list[str]:
-        """Return the command line arguments, which resume the run if it has been started before."""
+        """Return the command line arguments. If the run has been started before, they resume it."""
         model = (
             MODEL
             if self.task == "zero_shot_image_classification"
@@ -98,7 +98,7 @@ class Case:
         arguments += ["--dataset_name", str(place / self.data), "--output_dir", str(output), "--max_steps", str(steps)]
         arguments += ["--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "3"]
         arguments += ["--report_to", "none", "--eval_strategy", "no"]
-        if (output / "recipe.yaml").is_file():  # the run has been started before
+        if (output / "recipe.yaml").is_file():  # This file exists once a run has started.
             arguments += ["--resume_from_checkpoint", "last"]
         arguments += ["--per_device_train_batch_size", str(8 // self.processes)]
         return [*arguments, "--per_device_eval_batch_size", "4", *self.options]
@@ -125,15 +125,15 @@ CASES = {
 
 @dataclass
 class Row:
-    """The result of one kind of fault in one case.
+    """Table row: the result of one kind of fault in one case.
 
     Args:
         case: Name of the case.
         fault: Kind of fault.
         faults: Number of injected faults.
-        saving: Number of faults while a checkpoint was saved.
+        saving: Number of faults that were injected while a checkpoint was saved.
         resumed: Number of times the run resumed successfully.
-        lost: Number of complete checkpoints that were lost or not skipped although they were damaged.
+        lost: Number of complete checkpoints that were lost, plus damaged checkpoints that were not skipped.
         equal: Whether the final weights equal those of the undisturbed run.
     """
 
@@ -147,7 +147,7 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        """Whether the faults changed nothing."""
+        """Whether the run survived all faults: no checkpoint is lost, and the final weights are unchanged."""
         return self.equal and not self.lost
 
     def __str__(self) -> str:
@@ -194,13 +194,13 @@ def draw(place: Path) -> None:
 
 
 def save(image: Image.Image, file: Path) -> None:
-    """Save an image and create its folder."""
+    """Save an image; create the folder of the file if necessary."""
     file.parent.mkdir(parents=True, exist_ok=True)
     image.save(file)
 
 
 def train(case: Case, arguments: list[str], log: Path, environment: dict[str, str], file_size: int | None) -> None:
-    """Run `hf-vit train` in a forked process, with its output in a log file."""
+    """Run `hf-vit train` in the current (forked) process, and write the output to a log file."""
     with log.open("ab") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
@@ -208,7 +208,7 @@ def train(case: Case, arguments: list[str], log: Path, environment: dict[str, st
     sys.argv[0] = "hf-vit"
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes beyond the limit fail, as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Writes beyond the limit fail, as on a full disk.
     cli.main(["train", case.task, *arguments])
 
 
@@ -243,20 +243,20 @@ def train_to_the_end(case: Case, arguments: list[str], log: Path, file_size: int
 
 
 def saved_steps(output: Path) -> list[int]:
-    """Return the steps of all checkpoints, complete or not."""
+    """Return the training steps of all checkpoints, including incomplete checkpoints."""
     return sorted(int(folder.name.rpartition("-")[2]) for folder in output.glob("checkpoint-*"))
 
 
 def newest_whole(output: Path) -> int:
     """Return the step of the newest complete checkpoint, or 0 if there is none."""
-    logging.disable(logging.WARNING)  # every skipped checkpoint logs a warning
+    logging.disable(logging.WARNING)  # Each skipped checkpoint would log a warning.
     found = training.last_checkpoint(str(output))
     logging.disable(logging.NOTSET)
     return 0 if found is None else int(Path(found).name.rpartition("-")[2])
 
 
 def weights(output: Path) -> dict[str, bytes]:
-    """Return the contents of all files of final weights by name."""
+    """Return the contents of all files with final weights, by file name."""
     files = [*output.glob("*.safetensors"), *output.glob("ema/*.safetensors")]
     return {str(file.relative_to(output)): file.read_bytes() for file in files}
 
@@ -267,7 +267,7 @@ class Bench:
 
     Args:
         name: Name of the case.
-        place: Folder of data and outputs.
+        place: Folder for data and outputs.
         steps: Number of training steps.
         generator: Random number generator for the times of the faults.
         seconds_of_a_save: Mean time between two checkpoints in seconds, measured in the undisturbed run.
@@ -324,14 +324,14 @@ def kill(bench: Bench, kills: int) -> Row:
         row.resumed += 1
         before, steps = steps, [*saved_steps(output), 0][:-1] or [0]
         row.saving += newest_whole(output) < steps[-1]
-        # All checkpoints except the newest were complete before the newest was started.
+        # Only the newest checkpoint may be incomplete: it is started when all others are complete.
         row.lost += newest_whole(output) < max([*steps[:-1], *before[:-1], 0])
-    row.resumed -= 1  # `finish` counts the last one
+    row.resumed -= 1  # `finish` counts the last resumption again.
     return bench.finish("killed", row)
 
 
 def fill_disk(bench: Bench) -> Row:
-    """Limit the file size while a checkpoint is saved: the run must fail, and resume once the limit is removed."""
+    """Limit the file size while a checkpoint is saved. The run must fail, and resume when the limit is removed."""
     row, output = Row(bench.name, "disk full"), bench.output("full")
     largest = max(file.stat().st_size for file in bench.output("whole").glob("checkpoint-*/*.pt"))
     with started(bench.case, bench.command("full"), bench.log) as processes:
@@ -344,18 +344,18 @@ def fill_disk(bench: Bench) -> Row:
 
 
 def flip(content: bytes) -> bytes:
-    """Return a copy with all bits of the middle byte flipped."""
+    """Return a copy of `content` with all bits of the middle byte flipped."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
 
 def zero(content: bytes) -> bytes:
-    """Return a copy with the second half set to zero, as after a loss of power."""
+    """Return a copy of `content` with the second half set to zero, as after a power failure."""
     return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
 
 
 def damage(bench: Bench, change: Callable[[bytes], bytes], fault: str) -> Row:
-    """Damage one file of the newest checkpoint after another: each time, the previous checkpoint must be selected.
+    """Damage each file of the newest checkpoint in turn, and check that the previous checkpoint is selected.
 
     Finally, resume the run from the previous checkpoint.
     """
@@ -373,7 +373,7 @@ def damage(bench: Bench, change: Callable[[bytes], bytes], fault: str) -> Row:
             row.faults += 1
             row.resumed += 0 < newest_whole(output) < newest
     row.lost = row.faults - row.resumed
-    row.resumed -= 1  # `finish` counts the last one
+    row.resumed -= 1  # `finish` counts the last resumption again.
     return bench.finish(output.parent.name, row)
 
 
@@ -394,7 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
         draw(place)
         for number, name in enumerate(args.subset):
             faults: list[Callable[[Bench], Row]] = [lambda bench: kill(bench, args.kills)]
-            if number == 0:  # these faults depend on the checkpoint files, not on the task
+            if number == 0:  # These faults do not depend on the task.
                 faults += [fill_disk, lambda bench: damage(bench, flip, "byte flipped")]
                 faults += [lambda bench: damage(bench, zero, "half zeroed")]
             bench = Bench(name, place, args.steps, random.Random(f"{args.seed} {name}"))

@@ -35,7 +35,7 @@ from hf_vit.training.tasks.depth_estimation import DepthEvaluator
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: str = field(metadata={"help": "Folder, parquet file, or name of a dataset on the Hub."})
     model_name_or_path: str | None = field(
@@ -85,7 +85,7 @@ def load_model(args: ScriptArguments) -> tuple[HfViTForDepthEstimation, BaseImag
     else:
         model = HfViTForDepthEstimation.from_pretrained(args.model_name_or_path, image_size=args.image_size, **options)
         image_processor = load_image_processor(args.model_name_or_path, num_channels=model.config.num_channels)
-    # Images are resized without a crop: the model predicts the depth of every pixel.
+    # Images are resized without a crop, so that the model predicts the depth of every pixel.
     return model, whole_image_processor(image_processor, model.config, keep_aspect_ratio=False)
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     """Train, evaluate, save and, with --push_to_hub, upload a model."""
     script_args, training_args = HfArgumentParser((ScriptArguments, TrainingArguments)).parse_args_into_dataclasses()
     if script_args.model_name_or_path is None:
-        training_args.layer_decay = 1.0  # there are no pretrained layers to preserve
+        training_args.layer_decay = 1.0  # Layer decay is only useful for pretrained layers.
     set_seed(training_args.seed)
 
     with training_args.main_process_first(desc="loading the data"):
@@ -104,14 +104,14 @@ def main() -> None:
     datasets = {split: TargetDataset(rows, data.read_target) for split, rows in data.splits.items()}
 
     model, image_processor = load_model(script_args)
-    # Random scales would change the apparent depth.
+    # Images are not scaled randomly, because this would change the apparent depth.
     augmentation = DenseAugmentation(
         (script_args.image_size, script_args.image_size),
         num_channels=model.config.num_channels,
         keep_aspect_ratio=False,
         scale_range=(1.0, 1.0),
     )
-    # Relative depth is known up to scale and shift, which are fitted to the targets before scoring.
+    # Relative depth has an unknown scale and shift, which are fitted to the targets before scoring.
     is_relative = model.options.depth_estimation_type == "relative"
     metric = DepthMetric(max_depth=model.options.max_depth, alignment="scale_shift" if is_relative else None)
     trainer = EvaluatorTrainer(

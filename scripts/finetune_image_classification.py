@@ -31,7 +31,7 @@ from hf_vit.training import HfViTTrainer, TrainerArguments, image_classification
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: str = field(metadata={"help": "Folder, parquet file, or name of a dataset on the Hub."})
     model_name_or_path: str | None = field(
@@ -74,7 +74,7 @@ def main() -> None:
     """Train, evaluate, save and, with --push_to_hub, upload a model."""
     script_args, training_args = HfArgumentParser((ScriptArguments, TrainingArguments)).parse_args_into_dataclasses()
     if script_args.model_name_or_path is None:
-        training_args.layer_decay = 1.0  # there are no pretrained layers to preserve
+        training_args.layer_decay = 1.0  # Layer decay is only useful for pretrained layers.
     set_seed(training_args.seed)
 
     with training_args.main_process_first(desc="loading the data"):

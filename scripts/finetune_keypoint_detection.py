@@ -1,8 +1,9 @@
 r"""Fine-tune a Vision Transformer for keypoint detection.
 
-The data is a folder of keypoints in the format of COCO, a table of landmarks, or any other source that
-`hf_vit.data.load_keypoint_detection` reads. The model sees one object at a time, cropped by its box. Objects of the
-validation split select the best epoch and the score threshold. Test objects are evaluated once, at the end.
+The data is a folder of keypoints in COCO format, a table of landmarks, or any other source that
+`hf_vit.data.load_keypoint_detection` reads. The input of the model is a crop of one object, given by the box of the
+object. The validation split selects the best epoch and the score threshold. Test objects are evaluated once, at the
+end.
 
 Examples:
     python scripts/finetune_keypoint_detection.py --model_name_or_path facebook/dinov2-small \
@@ -35,7 +36,7 @@ from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: str = field(metadata={"help": "Folder or file of annotations, or name of a dataset on the Hub."})
     model_name_or_path: str | None = field(
@@ -79,7 +80,7 @@ def load_model(args: ScriptArguments, data: KeypointData) -> tuple[HfViTForKeypo
             "oks_sigmas": data.oks_sigmas,
         },
     }
-    box_padding = 1.0 if args.whole_image else 1.25  # size of a crop relative to the box of the object
+    box_padding = 1.0 if args.whole_image else 1.25  # size of the crop relative to the box
     if args.model_name_or_path is None:
         config = HfViTConfig.from_preset(args.preset, image_size=args.image_size, **options)
         model = HfViTForKeypointDetection(config)
@@ -94,7 +95,7 @@ def main() -> None:
     """Train, evaluate, save and, with --push_to_hub, upload a model."""
     script_args, training_args = HfArgumentParser((ScriptArguments, TrainingArguments)).parse_args_into_dataclasses()
     if script_args.model_name_or_path is None:
-        training_args.layer_decay = 1.0  # there are no pretrained layers to preserve
+        training_args.layer_decay = 1.0  # Layer decay is only useful for pretrained layers.
     set_seed(training_args.seed)
 
     with training_args.main_process_first(desc="loading the data"):
@@ -122,7 +123,7 @@ def main() -> None:
         evaluator=KeypointEvaluator(image_processor, metric, data.skeleton),
     )
     result = trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.choose_threshold()  # on the validation objects; pipelines return keypoints with a higher score
+    trainer.choose_threshold()  # Uses the validation split; pipelines omit lower scores.
     trainer.save_model()
     trainer.save_state()
     trainer.log_metrics("train", result.metrics)

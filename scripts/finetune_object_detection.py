@@ -1,6 +1,6 @@
 r"""Fine-tune a Vision Transformer for object detection.
 
-The data is a folder in the format of COCO, Pascal VOC or YOLO, or any other source that
+The data is a folder in COCO, Pascal VOC or YOLO format, or any other source that
 `hf_vit.data.load_object_detection` reads. Validation images select the best epoch and the score threshold. Test images
 are evaluated once, at the end.
 
@@ -36,7 +36,7 @@ from hf_vit.training.tasks.object_detection import DetectionEvaluator
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: str = field(metadata={"help": "Folder or file of annotations, or name of a dataset on the Hub."})
     model_name_or_path: str | None = field(
@@ -89,7 +89,7 @@ def main() -> None:
     """Train, evaluate, save and, with --push_to_hub, upload a model."""
     script_args, training_args = HfArgumentParser((ScriptArguments, TrainingArguments)).parse_args_into_dataclasses()
     if script_args.model_name_or_path is None:
-        training_args.layer_decay = 1.0  # there are no pretrained layers to preserve
+        training_args.layer_decay = 1.0  # Layer decay is only useful for pretrained layers.
     set_seed(training_args.seed)
 
     with training_args.main_process_first(desc="loading the data"):
@@ -115,7 +115,7 @@ def main() -> None:
         evaluator=DetectionEvaluator(image_processor, DetectionMetric(data.names), model.options.num_queries),
     )
     result = trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.choose_threshold()  # on the validation images; pipelines return objects with a higher score
+    trainer.choose_threshold()  # Uses the validation split; pipelines omit lower scores.
     trainer.save_model()
     trainer.save_state()
     trainer.log_metrics("train", result.metrics)

@@ -2,8 +2,9 @@ r"""Fine-tune a Vision Transformer for semantic segmentation.
 
 The data is a folder with `train/images`, `train/masks`, `val/images`, `val/masks` and a file `classes.txt` that names
 the classes, or any other source that `hf_vit.data.load_semantic_segmentation` reads. An image and its mask have the
-same file name; the pixels of a mask are class numbers, 255 for pixels without a class. Validation images select the
-best epoch. Test images are evaluated once, at the end. All scores are computed at the size of the original images.
+same file name. The pixel values of a mask are class numbers, or 255 for pixels without a class. Validation images
+select the best epoch. Test images are evaluated once, at the end. All scores are computed at the size of the original
+images.
 
 Examples:
     python scripts/finetune_semantic_segmentation.py --model_name_or_path facebook/dinov2-small \
@@ -36,7 +37,7 @@ from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: str = field(metadata={"help": "Folder, parquet file, or name of a dataset on the Hub."})
     model_name_or_path: str | None = field(
@@ -85,7 +86,7 @@ def load_model(args: ScriptArguments, names: Sequence[str]) -> tuple[HfViTForSem
             args.model_name_or_path, image_size=args.image_size, **labels
         )
         image_processor = load_image_processor(args.model_name_or_path, num_channels=model.config.num_channels)
-    # Evaluated images keep their aspect ratio, and images of a batch are padded to one size.
+    # Images keep their aspect ratio in evaluation, and images of a batch are padded to the same size.
     return model, whole_image_processor(image_processor, model.config, keep_aspect_ratio=True)
 
 
@@ -93,7 +94,7 @@ def main() -> None:
     """Train, evaluate, save and, with --push_to_hub, upload a model."""
     script_args, training_args = HfArgumentParser((ScriptArguments, TrainingArguments)).parse_args_into_dataclasses()
     if script_args.model_name_or_path is None:
-        training_args.layer_decay = 1.0  # there are no pretrained layers to preserve
+        training_args.layer_decay = 1.0  # Layer decay is only useful for pretrained layers.
     set_seed(training_args.seed)
 
     with training_args.main_process_first(desc="loading the data"):

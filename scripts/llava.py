@@ -1,4 +1,4 @@
-"""Puts an encoder of this package into LLaVA and trains the model to name the colors of images."""
+"""Use an encoder of this package as the vision tower of LLaVA and train the model to name the colors of images."""
 
 import torch
 from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -6,12 +6,12 @@ from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from hf_vit import HfViTConfig
 
 
-IMAGE = 7  # token that the features of one patch replace
+IMAGE = 7  # placeholder token, replaced by the features of one patch
 vision = HfViTConfig.from_preset("mnist", num_channels=3, patch_size=7)
 text = LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=16)
 model = LlavaForConditionalGeneration(config)  # pretrained: model.model.vision_tower = HfViTModel.from_pretrained(...)
-images = torch.eye(3)[:, :, None, None].expand(-1, -1, 28, 28)  # red, green, blue
+images = torch.eye(3)[:, :, None, None].expand(-1, -1, 28, 28)  # a red, a green and a blue image
 colors = torch.tensor([[3], [4], [5]])
 prompt = torch.full((3, vision.num_patches), IMAGE)
 tokens = torch.cat((prompt, colors), dim=1)
@@ -23,5 +23,5 @@ for _ in range(50):
     optimizer.zero_grad()
 answers = model.eval().generate(pixel_values=images, input_ids=prompt, max_new_tokens=1)[:, -1:]
 print(answers.equal(colors))
-model.config.vision_config.save_pretrained("llava")  # code
+model.config.vision_config.save_pretrained("llava")  # saves the code of the encoder
 model.save_pretrained("llava")

@@ -1,9 +1,9 @@
 r"""Pretrain a Vision Transformer on unlabeled images by masked image modeling (MAE).
 
-The data is one folder of images or several, at any depth, or any other source that `hf_vit.data.load_unlabeled_images`
-reads. If the images lie in one folder per class, evaluations also report the accuracy of nearest neighbors by the
-features of the encoder. Fine-tune the result with one of the scripts next to this one:
-`--model_name_or_path outputs/encoder`.
+The data is one or more folders of images, including subfolders, or any other source that
+`hf_vit.data.load_unlabeled_images` reads. If the images are stored in one folder per class, evaluations also report
+the accuracy of a nearest neighbor classifier on encoder features. Fine-tune the encoder with one of the fine-tuning
+scripts in this folder and `--model_name_or_path outputs/encoder`.
 
 Examples:
     python scripts/pretrain_masked_image_modeling.py --dataset_name path/to/photos path/to/more \
@@ -31,7 +31,7 @@ from hf_vit.training.tasks.masked_image_modeling import MaskedImageEvaluator
 
 @dataclass
 class ScriptArguments:
-    """Model and data."""
+    """Options that select the model and the data."""
 
     dataset_name: list[str] = field(metadata={"help": "Folders, parquet files, or names of datasets on the Hub."})
     model_name_or_path: str | None = field(
@@ -58,7 +58,7 @@ class TrainingArguments(TrainerArguments):
     num_train_epochs: float = 400
     per_device_train_batch_size: int = 64
     base_learning_rate: float = field(default=1.5e-4, metadata={"help": "Learning rate for 256 images per step."})
-    learning_rate: float = field(default=0.0, init=False)  # base_learning_rate scaled to the images of a step
+    learning_rate: float = field(default=0.0, init=False)  # computed from base_learning_rate
     adam_beta2: float = 0.95
     warmup_steps: float = 0.05
     metric_for_best_model: str | None = "loss"

@@ -1,4 +1,4 @@
-"""Verify this package on a GPU: numerical accuracy, speed, training quality, distributed training, serving.
+"""Verify this package on a GPU: numerical accuracy, speed, training quality, distributed training and serving.
 
 Each part runs commands of this project with a time limit and writes their output to the output folder. Parts that have
 succeeded are skipped, so an interrupted run can be started again. `report.md` contains all tables and scores.
@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.harness import make_photos  # does not import hf_vit, which may not be installed
+from benchmarks.harness import make_photos  # This module does not import hf_vit, which may be missing.
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 
 ROOT = Path(__file__).resolve().parent.parent
-PART_SECONDS = 530  # time limit of a part, so that it fits into a job of ten minutes
+PART_SECONDS = 530  # time limit of a part, chosen to fit into a job of ten minutes
 PYTHON = [sys.executable]
 SCRIPTS = {name: [*PYTHON, str(ROOT / "scripts" / f"{name}.py")] for name in ("benchmark", "ablate")}
 TRAIN = [*PYTHON, "-m", "hf_vit", "train"]
@@ -41,30 +41,30 @@ CLASSES = "image-classification"
 NOT_RUN = "not run"
 REPORTED = ("|", "Scores:", "Averaged weights:", "FAILED", "ERROR", "Equal:")
 LOSS_TOLERANCE = 1e-3  # largest relative difference between float32 losses of distributed and plain training
-# Deterministic kernels: a resumed run must end with the weights of an uninterrupted one
+# Environment for deterministic kernels. A resumed run must end with the same weights as an uninterrupted run.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @dataclass
 class Result:
-    """The result of a part; `error` is None if it succeeded."""
+    """The result of a part; `error` is None if the part succeeded."""
 
     commands: list[str]
     seconds: float
     error: str | None
-    lines: list[str]  # of the output, for the report
+    lines: list[str]  # lines of the output that the report shows
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sequence of commands.
+    """A part of the verification: a sequence of commands.
 
     Args:
         title: Heading in the report.
         commands: Commands to run one after another.
-        prepare: Called before the commands, to write their input.
-        compare: Called after the commands; returns a line for the report or raises `ValueError`.
-        needs: Packages without which the part is skipped.
+        prepare: Function that writes the input of the commands; called before them.
+        compare: Function called after the commands. It returns a line for the report or raises `ValueError`.
+        needs: Required packages. The part is skipped if one of them is missing.
     """
 
     title: str
@@ -123,7 +123,7 @@ def benchmarks(args: argparse.Namespace) -> dict[str, Part]:
     return {
         "speed_base": Part("ViT-B/16, eager", [classify("base", "16", "1", "256")]),
         "speed_large": Part("ViT-L/14, eager", [classify("large", "14", "1", "64")]),
-        # torch.compile compiles each batch size separately
+        # torch.compile compiles the model separately for each batch size.
         "compiled_base": Part("ViT-B/16, compiled", [[*classify("base", "16", "256"), "--compile"]]),
         "compiled_large": Part("ViT-L/14, compiled", [[*classify("large", "14", "64"), "--compile"]]),
         "dense": Part("Dense heads and detectors", [run("dense", *small), run("detection", *small)]),
@@ -140,7 +140,7 @@ def write_photos(folder: Path) -> None:
 
 
 def distributed(args: argparse.Namespace) -> Part:
-    """Return the part that compares DDP, FSDP2 and resumed training runs on digits with a plain run."""
+    """Return the part that compares DDP, FSDP2 and resumed training runs with a plain run, on images of digits."""
     folder = args.output_dir.resolve() / "distributed"
     options = ["--max_steps", "20", "--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "no"]
     options += ["--logging_steps", "1", "--use_muon", "true", "--ema_decay", "0.9", "--full_determinism", "true"]
@@ -166,7 +166,7 @@ def distributed(args: argparse.Namespace) -> Part:
     config = str(ROOT / "scripts" / "accelerate" / "eight_gpus_fsdp.yaml")
     fsdp = [*PYTHON, "-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", "1"]
     launchers = {"ddp": torchrun}
-    if args.device == "cuda":  # on CPUs, the Trainer uses DDP instead of FSDP2
+    if args.device == "cuda":  # On CPUs, the Trainer uses DDP instead of FSDP2.
         launchers["fsdp"] = [*fsdp, "--mixed_precision", "no"]
     copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2])"
     return Part(
@@ -199,7 +199,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def compare_training_runs(folder: Path, launched: Sequence[str]) -> str:
-    """Return a line for the report if all runs agree; raise `ValueError` otherwise."""
+    """Return a line for the report if all training runs agree; raise `ValueError` otherwise."""
     expected = losses(folder / "plain")
     if "fsdp" in launched and not any((folder / "fsdp").glob("checkpoint-*/pytorch_model_fsdp*")):
         raise ValueError(f"{folder / 'fsdp'} has no checkpoint of FSDP: the Trainer did not use FSDP.")
@@ -238,14 +238,14 @@ def training_parts(args: argparse.Namespace) -> dict[str, Part]:
         parts["cifar10"] = Part("ViT-S/4 on CIFAR-10", [recipe("cifar10", CLASSES, "cifar10-gpu")], needs=needs)
         parts["mae"] = Part("MAE, then labels", [encoder, tuned], needs=needs)
         table = str(ROOT / "scripts" / "ablations" / "cifar10-regularization.yaml")
-        # Not in the folder of the part, which is deleted: the next call skips finished training runs
+        # The output is outside the folder of the part, which is deleted, so that the next call skips finished runs.
         ablation = [*SCRIPTS["ablate"], table, *data, "--output_dir", str(folder / "ablation")]
         parts["regularization"] = Part("Regularization", [ablation], needs=needs)
     for task in ("semantic_segmentation", "depth_estimation", "object_detection"):
         if data_folder := getattr(args, task):
             own = folder / task
             words = [task.replace("_", "-"), data_folder, "--output_dir", str(own)]
-            limit = steps or ["--minutes", "1.9"]  # the peer trains for the same time at each of three learning rates
+            limit = steps or ["--minutes", "1.9"]  # The peer trains as long, at each of 3 learning rates.
             peer = ["learning", "--task", task, "--training", str(own)]
             commands = [[*TRAIN, *words, *limit], [*SCRIPTS["benchmark"], *peer]]
             parts[task] = Part(
@@ -256,7 +256,7 @@ def training_parts(args: argparse.Namespace) -> dict[str, Part]:
 
 def all_parts(args: argparse.Namespace) -> dict[str, Part]:
     """Return the parts by name, in the order in which they run."""
-    # pytest options of the project need plugins that may not be installed
+    # The pytest options of the project are ignored, because they need plugins that may not be installed.
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT)]
     tests = [*PYTHON, "-m", "pytest", *options, str(ROOT / "tests" / "device")]
     kernels = Part("Kernels compared with float64 on the CPU", [tests], needs=("pytest",))
@@ -264,7 +264,7 @@ def all_parts(args: argparse.Namespace) -> dict[str, Part]:
 
 
 def run_command(command: Sequence[str], log: Path, seconds: float) -> int | None:
-    """Run a command with its output in a log file; return its exit code, or None if it exceeds the time limit."""
+    """Run a command and write its output to a log file; return the exit code, or None after a timeout."""
     places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **DETERMINISTIC, "PYTHONPATH": places}
     with log.open("a") as output:
@@ -274,13 +274,13 @@ def run_command(command: Sequence[str], log: Path, seconds: float) -> int | None
         try:
             return process.wait(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
+            os.killpg(process.pid, signal.SIGKILL)  # also kills child processes
             process.wait()
             return None
 
 
 def run_part(name: str, part: Part, folder: Path, seconds: float) -> Result:
-    """Run a part within a time limit, with an empty folder for its output."""
+    """Run a part within a time limit. Its output is written to a new, empty folder."""
     start, log, error = time.monotonic(), folder / f"{name}.log", None
     shutil.rmtree(folder / name, ignore_errors=True)
     log.unlink(missing_ok=True)

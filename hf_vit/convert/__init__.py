@@ -1,4 +1,4 @@
-"""Conversion of checkpoints of other libraries: import, comparison with the source, and export."""
+"""Convert checkpoints from and to other libraries, and compare converted models with their source."""
 
 from .export import LAYOUTS, export_checkpoint
 from .families import list_families

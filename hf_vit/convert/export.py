@@ -1,4 +1,4 @@
-"""Export of hf_vit models and image processors as checkpoints of other libraries."""
+"""Export hf_vit models and image processors as checkpoints for other libraries."""
 
 import json
 import os
@@ -26,8 +26,8 @@ from .key_map import export_weights, parts, strip_prefix
 
 
 Weights = Mapping[str, Tensor]
-# Field values that timm's VisionTransformer requires, because it has no argument for other values. A norm before the
-# blocks is excluded because timm's patch embedding then has no bias.
+# Field values that an exported model must have, because timm's VisionTransformer has no arguments for other values. A
+# norm before the blocks is not supported, because timm then removes the bias of the patch embedding.
 REQUIRED_BY_TIMM = {"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True}
 REQUIRED_WITH_DISTILLATION = {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}
 TIMM_ARGUMENTS = {name: str(field) for name, field in parts("", "", ARGUMENTS).items()}
@@ -35,7 +35,7 @@ TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
 RESAMPLING = ("position_interpolation", "position_antialias", "position_interpolation_offset")
-# Fields that an export may lose without an error. They affect only training or the outputs at other image sizes, or
+# Fields that an export may omit without an error. They affect only training or the outputs at other image sizes, or
 # they belong to heads that are not exported.
 NOT_EXPORTED_FIELDS = {
     *TASK_CONFIGS,
@@ -46,7 +46,7 @@ NOT_EXPORTED_FIELDS = {
 }
 
 
-# Export layouts, and the family that loads each of them
+# Maps each export layout to the checkpoint family that loads files in this layout
 LAYOUTS: Mapping[str, Family] = {
     "vit": VIT,
     "deit": DEIT,
@@ -54,7 +54,7 @@ LAYOUTS: Mapping[str, Family] = {
     "dinov2_with_registers": DINOV2_WITH_REGISTERS,
     "timm": TIMM,
 }
-# Model class and classifier class of transformers for each layout
+# Maps each layout to the base model class and the classifier class in transformers
 CLASSES = {
     "vit": ("ViTModel", "ViTForImageClassification"),
     "deit": ("DeiTModel", "DeiTForImageClassificationWithTeacher"),
@@ -64,7 +64,7 @@ CLASSES = {
 
 
 def transformers_config(layout: str, config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Return config.json for a layout of transformers; raise `ValueError` if its classes do not support the sizes."""
+    """Return config.json for a transformers layout; raise `ValueError` if the layout does not support the sizes."""
     fields = given_fields(config.to_dict(), (*VIT_FIELDS, *LABELS))
     if layout.startswith("dinov2"):
         fields = dinov2_fields(config, fields)
@@ -82,12 +82,12 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
                 f"The DINOv2 classes of transformers do not support {name}={vars(config)[name]}, which is not square. "
                 f"Export to another layout, or load the model with {name}={width} first, which resamples its weights."
             )
-    # The factor 1.5 compensates Dinov2Config, which reduces the width of a SwiGLU MLP to two thirds.
+    # The factor 1.5 compensates for Dinov2Config, which reduces the width of a SwiGLU MLP to two thirds.
     factor = 1.5 if config.use_gated_mlp else 1
     fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
     return {
         **fields,
-        # In a Dinov2Config, hidden_act applies only to MLPs without gate.
+        # In Dinov2Config, hidden_act applies only to MLPs that are not gated.
         "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
         "use_swiglu_ffn": config.use_gated_mlp,
         "layerscale_value": config.layerscale_value,
@@ -97,7 +97,7 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
 
 
 def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Return the content of config.json for timm's VisionTransformer class, with all arguments set explicitly."""
+    """Return config.json for timm's VisionTransformer class, with all constructor arguments set explicitly."""
     of_distilled = REQUIRED_WITH_DISTILLATION if config.use_distillation_token else {}
     for required, condition in ((REQUIRED_BY_TIMM, ""), (of_distilled, " with use_distillation_token=True")):
         for name, value in required.items():
@@ -133,7 +133,10 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
 
 
 def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
-    """Return weights with zero position embeddings for register tokens, which timm requires if CLS has a position."""
+    """Add zero position embeddings for register tokens to the weights if timm requires them.
+
+    They are required if the CLS token has a position embedding.
+    """
     first = config.num_prefix_positions
     if first == 0 or config.num_register_tokens == 0:
         return weights
@@ -143,11 +146,11 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
-    """Return the image processor options in the file format of another library.
+    """Return the options of an image processor in the file format of another library.
 
     Args:
         image_processor: Image processor of hf_vit.
-        layout: "timm" for timm's `pretrained_cfg`, any other layout for preprocessor_config.json of transformers.
+        layout: "timm" for the `pretrained_cfg` of timm. Other layouts use preprocessor_config.json of transformers.
 
     Raises:
         ValueError: If the other library does not support an option.
@@ -168,14 +171,17 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
 
 
 def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return preprocessor_config.json for `BitImageProcessor` if images are cropped, else for `ViTImageProcessor`."""
+    """Return preprocessor_config.json. It names `BitImageProcessor` for a center crop, else `ViTImageProcessor`."""
     kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
     shared = {name: options[name] for name in SHARED if options.get(name) is not None}
     return {"image_processor_type": kind, **shared}
 
 
 def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return timm's `pretrained_cfg`. Its `crop_pct` is the ratio of the center crop to the resized image."""
+    """Return the `pretrained_cfg` for timm.
+
+    `crop_pct` is the ratio of the center crop size to the size of the resized image.
+    """
     size = options["size"]
     crop = options["crop_size"] if options.get("do_center_crop") else size
     edge = crop.get("height", size.get("shortest_edge"))
@@ -196,18 +202,18 @@ def export_checkpoint(
     layout: str,
     image_processor: BaseImageProcessor | None = None,
 ) -> None:
-    """Save a model in the layout of another library, which loads it without hf_vit. Weights are kept bit for bit.
+    """Save a model as a checkpoint that another library loads without hf_vit. Weight values are not changed.
 
     Args:
         model: `HfViTModel` or `HfViTForImageClassification`. If the layout does not support a mask token, the mask
-            token of the model is dropped with a warning.
+            token of the model is removed with a warning.
         save_directory: New or empty folder.
-        layout: "vit", "deit", "dinov2" or "dinov2_with_registers" for classes of transformers, or "timm".
+        layout: "vit", "deit", "dinov2" or "dinov2_with_registers" for classes in transformers, or "timm".
         image_processor: Image processor to save with the model.
 
     Raises:
-        ValueError: If the layout is unknown, does not support the model or the image processor, or the folder is not
-            empty.
+        ValueError: If the layout is unknown, the layout does not support the model or the image processor, or the
+            folder is not empty.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"Unknown export layout {layout!r}. Choose one of {', '.join(LAYOUTS)}.")
@@ -232,7 +238,7 @@ def export_checkpoint(
 
 
 def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTConfig, dict[str, Tensor]]:
-    """Return configuration and weights of a model, without the mask token if the layout does not support it."""
+    """Return the configuration and weights of a model. Drop the mask token if the layout does not support it."""
     config: HfViTConfig = model.config
     if layout.startswith("dinov2") or not config.use_mask_token:
         return config, model.state_dict()
@@ -244,7 +250,7 @@ def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTC
 def rename(
     model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], layout: str
 ) -> dict[str, Tensor]:
-    """Return the weights under the tensor names of a layout; raise `ValueError` if it does not support a tensor."""
+    """Rename weights to the tensor names of a layout; raise `ValueError` if the layout does not support a tensor."""
     family = LAYOUTS[layout]
     keys = {**family.keys, **({"norm": "fc_norm"} if config.norm_after_pooling and layout == "timm" else {})}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -254,7 +260,7 @@ def rename(
         exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
     except ValueError as error:
         raise ValueError(f"The layout {layout!r} does not support {type(model).__name__}: {error}") from error
-    prefix = "".join(family.prefixes) if heads else ""  # Models with a classifier prefix the names of the base model.
+    prefix = "".join(family.prefixes) if heads else ""  # With a classifier, base model tensors have a prefix.
     completed = complete_timm(config, exported) if layout == "timm" else exported
     named = {prefix + name: tensor for name, tensor in completed.items()}
     return {**named, **exported_heads}
@@ -286,12 +292,12 @@ def check_expressible(
 
 
 def comparable(config: HfViTConfig) -> dict[str, Any]:
-    """Return the fields of a configuration in a normalized form that is equal for equivalent configurations."""
+    """Return normalized fields of a configuration. Equivalent configurations have equal normalized fields."""
     return {
         **config.to_dict(),
         "image_size": to_pair(config.image_size),
         "patch_size": to_pair(config.patch_size),
-        # The initial value of LayerScale has no meaning after training; only its presence matters.
+        # The initial value of LayerScale has no effect on a trained model, so only its presence is compared.
         "layerscale_value": config.layerscale_value is not None,
         "prefix_has_position": config.num_prefix_positions > 0,
     }

@@ -1,4 +1,4 @@
-"""Conversion of the image processors of other libraries to keyword arguments of `HfViTImageProcessor`."""
+"""Convert image processors of other libraries to keyword arguments of `HfViTImageProcessor`."""
 
 import math
 import re
@@ -24,7 +24,7 @@ OPENAI: Options = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-# Options of transformers image processors for keys that are missing from both the file and the class defaults
+# Values for keys that are missing from both a transformers image processor file and the defaults of its class
 SHARED_DEFAULTS: Options = {
     "do_resize": True,
     "resample": BILINEAR,
@@ -33,9 +33,11 @@ SHARED_DEFAULTS: Options = {
     "rescale_factor": 1 / 255,
     "do_normalize": True,
 }
-# Options with the same name and meaning in transformers and hf_vit. Only files exported by hf_vit have `num_channels`.
+# Options with the same name and meaning in transformers and hf_vit. Only files that hf_vit exported contain
+# `num_channels`.
 SHARED = (*SHARED_DEFAULTS, "size", "crop_size", "image_mean", "image_std", "num_channels")
-# `default_to_square` selects the meaning of an integer `size`: a square, or the shortest edge.
+# Keys of transformers files that are converted. `default_to_square` selects whether an integer `size` is the side of a
+# square or the length of the shortest edge.
 HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
 # Pattern of keys that do not affect the pixels of an image
 WITHOUT_EFFECT = re.compile(
@@ -47,7 +49,7 @@ ADVICE = (
     "Create an image processor with similar options instead: HfViTImageProcessor(size=..., image_mean=..., "
     "image_std=...)."
 )
-# Maps supported image processor classes (name without suffix) to the model types that use them
+# Maps each supported image processor class (name without "ImageProcessor") to the model types that use this class
 MODEL_TYPES = {
     "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
     "DeiT": ("deit",),
@@ -86,26 +88,27 @@ OPEN_CLIP_DEFAULTS: Options = {
 }
 
 # Evaluation transforms of the original repositories, for weights without image processor options. Each entry contains
-# the ratio of the center crop to the resized edge (`None`: resize to the exact size, no crop), the resampling filter,
-# and mean and standard deviation. All crops are computed as in torchvision.
-# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py. At 224 pixels, the transforms of DeiT
-# (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py) are equal. Their files also have equal tensor names.
+# the ratio of the center crop to the resized edge, the resampling filter, and the mean and standard deviation. The
+# ratio is `None` if the image is resized to the exact size without a crop. All crops are computed as in torchvision.
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py. The same entry is used for DeiT
+# (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), because their tensor names are equal to those of
+# DINOv2, and their transforms are equal at 224 pixels.
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
 # JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py. timm evaluates these weights
-# with other options (bicubic, crop ratio 0.9).
+# with a different transform (bicubic, crop ratio 0.9).
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
     "clip": (1.0, BICUBIC, OPENAI),
-    "torch": (None, BILINEAR, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}),  # Resize and ToTensor of torchvision
+    "torch": (None, BILINEAR, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}),  # torchvision: Resize, ToTensor
 }
 
 
 def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
-    """Returns options of `HfViTImageProcessor` for the image processor file of another library.
+    """Returns the options of `HfViTImageProcessor` for an image processor file of another library.
 
     Args:
-        content: Content of preprocessor_config.json of transformers, or of config.json of timm.
+        content: Content of a transformers preprocessor_config.json or a timm config.json.
         model_type: `model_type` of the checkpoint. It selects the image processor class if preprocessor_config.json
             does not name one.
 
@@ -118,13 +121,13 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 
 
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
-    """Returns options of `HfViTImageProcessor` for a preprocessor_config.json of transformers.
+    """Returns the options of `HfViTImageProcessor` for a transformers preprocessor_config.json.
 
-    Pixels differ from those of transformers by at most one gray level, except for fewer than 0.2 % of the pixels, at
-    which bicubic resampling overshoots and transformers resizes in another order. Differences by model family:
-    DINOv3 of transformers resizes float images without rounding to gray levels. SigLIP 2 for any aspect ratio only
-    limits the number of patches; hf_vit resizes to a square with that number. YOLOS attends to batch padding only in
-    transformers.
+    Pixels differ from those of transformers by at most one gray level. The exception is fewer than 0.2 % of the
+    pixels, where bicubic resampling overshoots and transformers resizes in a different order. Three model families
+    have further differences. For DINOv3, transformers resizes float images without rounding to gray levels. For
+    SigLIP 2 with variable aspect ratio, transformers only limits the number of patches, whereas hf_vit resizes images
+    to a square with this number of patches. For YOLOS, only transformers attends to the padding of a batch.
 
     Args:
         preprocessor_config: Content of preprocessor_config.json.
@@ -140,7 +143,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         options["size"] = {"height": side, "width": side}
     if name == "VitPose":
         options["do_affine_crop"] = options.pop("do_affine_transform")
-        if options["normalize_factor"] == 200:  # The default value has no effect on pixels.
+        if options["normalize_factor"] == 200:  # This is the default and has no effect on pixels.
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
@@ -156,7 +159,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     options["size"] = dict(to_size_dict(options["size"], "size", default_to_square=is_square) or {})
     if options["do_center_crop"] and crop_size is not None:
         options["crop_size"] = dict(to_size_dict(crop_size, "crop_size", forms=EXACT_KEYS) or {})
-    # These values are left out, because they are the default behavior. With num_channels=3, images become RGB anyway.
+    # Values that equal the default behavior are omitted. With num_channels=3, images are always converted to RGB.
     neutral = {"keep_aspect_ratio": False, "ensure_multiple_of": 1, "do_convert_rgb": True}
     honored = {key: options[key] for key in options if key in HONORED and options[key] != neutral.get(key)}
     scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
@@ -164,8 +167,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
 
 def class_defaults(name: str) -> Options:
-    """Returns the default options of an image processor class of transformers."""
-    if name == "DINOv3ViT":  # The defaults are repeated here, because the class of transformers requires torchvision.
+    """Returns the default options of an image processor class in transformers."""
+    if name == "DINOv3ViT":  # The defaults are copied because the transformers class requires torchvision.
         return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
     options = _drop_ignored_keys(original().to_dict())
@@ -178,7 +181,7 @@ def _drop_ignored_keys(options: Mapping[str, Any]) -> Options:
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
-    """Returns options of `HfViTImageProcessor` for timm's evaluation transform.
+    """Returns the options of `HfViTImageProcessor` that reproduce timm's evaluation transform.
 
     Source: timm.data.resolve_data_config and create_transform.
 
@@ -212,7 +215,7 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
 
 
 def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_size: Size) -> Options:
-    """Returns options of `HfViTImageProcessor` for OpenCLIP's evaluation transform.
+    """Returns the options of `HfViTImageProcessor` that reproduce OpenCLIP's evaluation transform.
 
     Source: https://github.com/mlfoundations/open_clip, src/open_clip/transform.py.
 
@@ -237,7 +240,7 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
 
 
 def original_image_processor_options(family: str, image_size: Size = 224) -> Options:
-    """Returns options of `HfViTImageProcessor` that are equal to the evaluation transform of an original repository.
+    """Returns the options of `HfViTImageProcessor` that reproduce the evaluation transform of an original repository.
 
     Args:
         family: Key of `ORIGINALS`.
@@ -261,8 +264,9 @@ def resize_image_processor(
 ) -> Options:
     """Returns image processor options adapted to a new image size in pixels or a new number of channels.
 
-    If images are cropped, the size before the crop is scaled by the same factor as the crop size. For one channel, the
-    means and standard deviations of the channels are averaged. For more channels, they are repeated cyclically.
+    If images are cropped, the size before the crop is scaled by the same factor as the crop size. For a new number of
+    channels, the means and standard deviations are averaged over the channels if there is one channel, and repeated
+    cyclically otherwise.
     """
     options = dict(processor_options)
     if image_size is not None:
@@ -274,7 +278,7 @@ def resize_image_processor(
 
 
 def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
-    """Returns the name of a file's image processor class without its suffix, such as "ViT" for ViTImageProcessor."""
+    """Returns the name of the image processor class without suffix, such as "ViT" for ViTImageProcessor."""
     named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
     if named is None and model_type not in MODEL_CLASSES:
         raise ValueError(
@@ -291,14 +295,14 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
 def _take_padding(options: Options) -> Options:
     """Removes the padding options of DETR-like models from `options` and converts them for `HfViTImageProcessor`."""
     size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
-    if isinstance(size, int):  # Files of early transformers releases contain an integer.
+    if isinstance(size, int):  # Files from early transformers releases contain an integer.
         options["size"] = {"shortest_edge": size, "longest_edge": longest}
     has_one_size = not isinstance(size, int) and "height" in size
     return {} if has_one_size else {"ensure_multiple_of": 16, "do_pad": do_pad}
 
 
 def _padded(size: dict[str, int]) -> Options:
-    """Returns the padding options of EoMT, whose models attend to the black padding.
+    """Returns the padding options of EoMT, in which the padding is black and not masked in attention.
 
     Images are padded to the height `shortest_edge` and the width `longest_edge`.
     """
@@ -314,7 +318,7 @@ def _resized(options: Options, height: int, width: int) -> Options:
     if not options.get("do_center_crop"):
         return {"size": target, **({"keep_aspect_ratio": False} if options.get("keep_aspect_ratio") else {})}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
-    if {*size} != {*target}:  # The larger ratio is used for all edges, so that the resized image covers the crop.
+    if {*size} != {*target}:  # All edges use the larger ratio, so the resized image covers the crop.
         ratios = dict.fromkeys(size, max(ratios.values()))
     return {"size": {side: round(pixels * ratios[side]) for side, pixels in size.items()}, "crop_size": target}
 

@@ -17,14 +17,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """Rule: the tensor is a concatenation of source tensors along the first dimension."""
+    """Rule: concatenate source tensors along the first dimension."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rule: split a source tensor into `of` equal parts along its first dimension and keep parts[start:stop]."""
+    """Rule: split a source tensor into `of` equal parts along the first dimension and keep parts[start:stop]."""
 
     names: tuple[str, ...]
     start: int
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Made:
-    """Rule: the function `make` computes the tensor from source tensors. Export does not support this rule."""
+    """Rule: compute the tensor from source tensors with the function `make`. This rule cannot be exported."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -42,41 +42,41 @@ class Made:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """Rule: the tensor has the values of a source tensor in another shape."""
+    """Rule: reshape a source tensor."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None  # order of the dimensions in the source, None if it is the same
-    back: tuple[int, ...] | None = None  # source shape for `Tensor.reshape` on export
+    order: tuple[int, ...] | None = None  # order of the dimensions in the source; None if it is equal
+    back: tuple[int, ...] | None = None  # shape of the source tensor, restored on export
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Rule: the tensor is a bias that the source does not have. It is filled with zeros."""
+    """Rule: fill a bias that does not exist in the source with zeros."""
 
     names: tuple[str, ...] = ()
 
 
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
-# Maps names in hf_vit to rules with names in the source. A `*` matches a number, such as the index of a block. A name
-# refers to a tensor or to a module. The entry of a module applies to its `weight` and `bias`.
+# Maps names in hf_vit to rules that contain names in the source. A name refers to a tensor or a module; the rule of a
+# module applies to its `weight` and `bias`. A `*` in a name matches a number, such as the index of a block.
 KeyMap = Mapping[str, Rule]
 
-# Parts of a block of hf_vit, in the order of the `rules` of `block_keys`
+# Names of the modules of a block in hf_vit, in the order in which `block_keys` expects their rules
 PARTS = (
     *("norm1", "attention.qkv", "attention.projection", "norm2", "mlp.fc1", "mlp.fc2"),
     *("layer_scale1.scale", "layer_scale2.scale"),
 )
-GATED = ((0, "gate"), (1, "up"))  # halves of a source layer that stores both input projections of a gated MLP
+GATED = ((0, "gate"), (1, "up"))  # position of each projection in a fused source layer
 
 
 def parts(ours: str, theirs: str, names: str) -> KeyMap:
-    """Return key map entries for the parts of a module.
+    """Return the key map entries for the submodules and tensors of a module.
 
     Args:
         ours: Name of the module in hf_vit; "" is the model itself.
         theirs: Name of the module in the source; "" is the model itself.
-        names: Entries "name in hf_vit=name in the source", separated by spaces. An entry without "=" is a name that is
-            the same in both.
+        names: Entries of the form "name in hf_vit=name in the source", separated by spaces. An entry without "=" is a
+            name that hf_vit and the source share.
     """
     before, before_theirs = (module and f"{module}." for module in (ours, theirs))
     entries = (entry.partition("=") for entry in names.split())
@@ -89,30 +89,30 @@ def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
     Args:
         ours: Name of a block in hf_vit.
         theirs: Name of a block in the source.
-        rules: Rules for the first parts in `PARTS`, in this order. Names in the rules are relative to `theirs`.
+        rules: Rules for the first modules in `PARTS`, in the same order. Names in the rules are relative to `theirs`.
     """
     pairs = zip(PARTS, rules, strict=False)
     return {f"{ours}.{part}": renamed(rule, lambda name: f"{theirs}.{name}") for part, rule in pairs}
 
 
 def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
-    """Return the key map entries of gated MLPs. The source layer `gate_and_up` stores gate and up in this order."""
+    """Return the key map entries of gated MLPs. The source layer `gate_and_up` stores gate and up projection."""
     halves = {f"encoder.layers.*.mlp.{part}": Rows((f"{mlp}.{gate_and_up}",), i, i + 1, 2) for i, part in GATED}
     return {**halves, "encoder.layers.*.mlp.down": f"{mlp}.{down}"}
 
 
 def join_qkv(prefix: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj")) -> Joined:
-    """Return the rule that joins the query, key and value projections of the source. Their names have a `prefix`."""
+    """Return the rule that joins the query, key and value projections of the source, named `prefix` + `names`."""
     return Joined(tuple(prefix + name for name in names))
 
 
 def renamed(rule: Rule, rename: Callable[[str], str]) -> Rule:
-    """Return a copy of a rule, in which `rename` is applied to the source names."""
+    """Return a copy of a rule with the function `rename` applied to the source names."""
     return rename(rule) if isinstance(rule, str) else replace(rule, names=tuple(map(rename, rule.names)))
 
 
 def find_rule(keys: KeyMap, name: str) -> Rule | None:
-    """Return the rule for the tensor `name` of hf_vit, with each `*` replaced by its number; None if there is none."""
+    """Return the rule for the hf_vit tensor `name`, with each `*` replaced by a number, or None if no rule matches."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
     module, _, leaf = pattern.rpartition(".")
@@ -139,17 +139,17 @@ def convert_weights(
     prefixes: Iterable[str] = (),
     dropped: Mapping[str, str],
 ) -> dict[str, Tensor]:
-    """Convert published weights to tensors of hf_vit.
+    """Convert the weights of a published checkpoint to tensors of hf_vit.
 
     Args:
         weights: The source tensors.
         keys: The key map.
-        expected: Names and shapes of all tensors of the result, without the prefix of the base model.
+        expected: Shapes of all resulting tensors by name. Names have no base model prefix.
         prefixes: Optional prefixes of the source tensor names.
-        dropped: Regular expressions of source tensors that are ignored on purpose, with the reason.
+        dropped: Maps regular expressions to reasons. Source tensors with a matching name are ignored.
 
     Raises:
-        ValueError: If source tensors are missing, left over, or have an unexpected shape.
+        ValueError: If source tensors are missing or unused, or have an unexpected shape.
     """
     # Empty tensors are ignored, because DINOv3 files without registers contain an empty register tensor.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
@@ -169,7 +169,7 @@ def convert_weights(
         sources = {theirs[source]: weights.shapes[theirs[source]] for source in names_of(rule)}
         try:
             tensor = read_rule(weights, rule, theirs, expected[name])
-        except RuntimeError as error:  # torch raises RuntimeError for incompatible shapes.
+        except RuntimeError as error:  # torch raises RuntimeError if shapes are incompatible.
             raise ValueError(f"{describe_shapes(weights, sources)} cannot be converted to {name}: {error}") from error
         if tuple(tensor.shape) != expected[name]:
             raise ValueError(
@@ -182,13 +182,13 @@ def convert_weights(
 
 
 def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor made by a rule.
+    """Return the hf_vit tensor that a rule computes from source tensors.
 
     Args:
         weights: The source tensors.
         rule: The rule to apply.
-        theirs: Maps the source names in the rule to full names with prefix.
-        shape: Expected shape of the result. `Reshaped` applies it only if the number of elements matches.
+        theirs: Maps the source names in the rule to names with prefix.
+        shape: Expected shape of the result. The rule `Reshaped` reshapes only if the number of elements matches.
     """
     match rule:
         case str():
@@ -212,9 +212,9 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
-    """Return tensors of hf_vit under the names that the source layout of a key map uses.
+    """Rename hf_vit tensors to the source names of a key map, without changing their values.
 
-    Values are kept bit for bit. The names in `weights` have no prefix of the base model.
+    The names in `weights` have no base model prefix.
     """
     exported: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
@@ -243,13 +243,13 @@ def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
 
 
 def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the file, names and shapes of tensors for an error message."""
+    """Return a text with the file, names and shapes of tensors, for error messages."""
     file = weights.file_of(next(iter(shapes)))
     return f"{str(file)!r}: {', '.join(f'{name!r} {shape}' for name, shape in shapes.items())}"
 
 
 def mismatch_message(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
-    """Return an error message that lists missing and left over tensors, at most `limit` of each."""
+    """Return an error message that lists at most `limit` missing and at most `limit` unused tensors."""
 
     def joined(names: list[str]) -> str:
         return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,4 +1,4 @@
-"""Conversion of published checkpoints to models of hf_vit."""
+"""Convert published checkpoints to hf_vit models."""
 
 import os
 import resource
@@ -34,20 +34,20 @@ def find_class(path: str) -> Any:
 
 logger = logging.get_logger(__name__)
 TASKS = {"features": HfViTModel} | {task: find_class(class_path(task)) for task in list_tasks()}
-# Text tower options that the weights depend on: if one is changed, the weights cannot be loaded. The number of blocks
-# is not one of them, because it can be reduced.
+# Text tower options that determine the shapes of the weights. If one is changed, the weights cannot be loaded. The
+# number of blocks is not included, because it can be reduced.
 TEXT_SHAPE = (
     *("encoder_config", "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"),
     "max_position_embeddings",
 )
-# Maps the name of a head tensor in hf_vit to the task of checkpoints that contain this tensor
+# Maps head tensors in hf_vit to tasks. A checkpoint with one of these tensors is a model for the corresponding task.
 HEADS = {
     "classifier.weight": "image-classification",
     "universal_segmentation_head.queries.weight": "universal-segmentation",
     "detection_head.queries.weight": "object-detection",
     "detection_head.query_features.weight": "object-detection",
     "depth_head.dpt.predictor.weight": "depth-estimation",
-    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # also present in ViTPose's "classic" heads
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # The "classic" heads of ViTPose also contain it.
     "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
     "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
     "contrastive_head.text_projection.weight": "zero-shot-image-classification",
@@ -61,9 +61,9 @@ class Converted:
     Args:
         name: Folder, file, or name on the Hub.
         family: Family of the checkpoint.
-        config: Configuration with the architecture of the source.
-        model_class: Model class of hf_vit with the architecture and head of the source.
-        weights: All tensors of `model_class`, by name.
+        config: Configuration of the converted model.
+        model_class: hf_vit class with the same head as the source.
+        weights: All tensors of the converted model by name.
     """
 
     name: str
@@ -79,22 +79,22 @@ def convert_pretrained(
     model_class: type[HfViTPreTrainedModel] = HfViTModel,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Converts a published checkpoint of another library. Called by `from_pretrained` of the models.
+    """Converts a published checkpoint of another library. `from_pretrained` of hf_vit models calls this function.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
-        geometry: Fields of `HfViTConfig` that will be changed in the loaded model (`image_size`, …). They may be
-            required for a file of weights without a configuration.
+        geometry: Fields of `HfViTConfig` that the caller changes after loading (`image_size`, …). They may be required
+            to convert a weight file without configuration.
         model_class: Class of the model that will be loaded.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint or cannot be inferred from a file of weights
-            (`num_attention_heads`, …). Arguments that describe the source: `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for files of timm and DeiT III; `norm_first` of
-            `nn.TransformerEncoderLayer`; `dataset_index`, the index of the ViTPose+ expert, 0 by default.
-            Arguments that locate it on the Hub (`revision`, `token`, …). All others are arguments of
-            `from_pretrained` (`dtype`, `device_map`, …).
+        **kwargs: Further keyword arguments of `from_pretrained`. Fields of `HfViTConfig` (`num_attention_heads`, …)
+            override those of the checkpoint, or give those that cannot be inferred from a weight file.
+            `architecture` is the model name in timm ("vit_base_patch16_siglip_224", …) for files of timm and DeiT III.
+            `norm_first` is the argument of `nn.TransformerEncoderLayer`. `dataset_index` is the index of the ViTPose+
+            expert, 0 by default. `revision`, `token` and similar arguments locate the checkpoint on the Hub.
 
     Returns:
-        Arguments of `from_pretrained`: `config`, `state_dict`, and the remaining arguments in `kwargs`.
+        Arguments of `from_pretrained` in transformers: `config`, `state_dict`, and the arguments in `kwargs` that were
+        not used for the conversion (`dtype`, `device_map`, …).
 
     Raises:
         ValueError: if the checkpoint belongs to no supported family, its tensors do not match its configuration, or
@@ -107,7 +107,7 @@ def convert_pretrained(
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
-    known -= {"dtype"}  # `dtype` is an argument of `from_pretrained` (the dtype of the weights), not a field.
+    known -= {"dtype"}  # Here, `dtype` is the weight dtype for `from_pretrained`, not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry, norm_first=kwargs.pop("norm_first", None))
@@ -121,7 +121,7 @@ def convert_pretrained(
 
 
 def check_text_tower(source: Source, converted: Converted) -> None:
-    """Raises `ValueError` if the text tower of a checkpoint cannot be converted and would have random weights."""
+    """Raises `ValueError` if the text tower of a checkpoint is not supported and would be initialized randomly."""
     reason = converted.family.unsupported_text_reason(source.config, shapes_of(source, converted.family))
     if reason:
         raise ValueError(
@@ -131,7 +131,7 @@ def check_text_tower(source: Source, converted: Converted) -> None:
 
 
 def drop_incompatible_text_tower(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
-    """Returns the weights without text tower and contrastive head if `config` has a different text tower."""
+    """Returns the weights, without text tower and contrastive head if `config` has a different text tower."""
     before, after = (HfViTTextConfig.of(part.text_config) for part in (converted.config, config))
     other = [name for name in TEXT_SHAPE if vars(before)[name] != vars(after)[name]]
     left_out = [name for name in converted.weights if name.startswith(("text_model.", "contrastive_head."))]
@@ -145,10 +145,10 @@ def drop_incompatible_text_tower(converted: Converted, config: HfViTConfig) -> d
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with the given fields replaced. Dictionaries of task options are merged.
+    """Returns `config` with the fields in `overrides` replaced. Dictionaries of task options are merged.
 
-    If one of two fields with the same meaning is given (`id2label` and `label2id`, `out_features` and `out_indices`),
-    the old values of both are discarded.
+    `id2label` and `label2id` have the same meaning, as do `out_features` and `out_indices`. If one of two such fields
+    is overridden, the old values of both are discarded.
     """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
@@ -165,12 +165,12 @@ def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:
-    """Converts a published checkpoint with its architecture unchanged.
+    """Converts a published checkpoint to an hf_vit model of the same architecture.
 
     Args:
         source: The checkpoint.
-        **given: Fields of `HfViTConfig` for checkpoints without a config.json of transformers, if the fields cannot be
-            inferred. `num_hidden_layers` is the minimum number of blocks that the weights must contain.
+        **given: Fields of `HfViTConfig` that cannot be inferred if the checkpoint has no transformers config.json.
+            `num_hidden_layers` is the minimum number of blocks that the weights must contain.
 
     Raises:
         ValueError: if the checkpoint belongs to no supported family, or its tensors do not match its configuration.
@@ -179,7 +179,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     shapes = shapes_of(source, family)
     keys = {**family.keys, **family.adapt(known_config(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
-    with torch.device("meta"), no_init_weights():  # Only the names and shapes of the model's tensors are needed.
+    with torch.device("meta"), no_init_weights():  # Only tensor names and shapes are needed.
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
@@ -214,7 +214,7 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
 
 
 def known_config(source: Source, family: Family, given: Config) -> Config:
-    """Returns the source configuration, completed by `given` unless it is a config.json of transformers.
+    """Returns the source configuration. Unless it is a transformers config.json, adds the fields in `given`.
 
     If `family.is_sized_by_images` is set, the image processor options are added under the key `image_processor`.
     """
@@ -229,7 +229,7 @@ def shapes_of(source: Source, family: Family) -> Shapes:
 
 
 def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]:
-    """Returns the model class for the head found in the weights, `HfViTModel` if there is none."""
+    """Returns the model class that matches the head tensors in the weights, or `HfViTModel` if there is no head."""
     for name, task in HEADS.items():
         rule = find_rule(keys, name)
         if rule is not None and set(names_of(rule)) <= shapes.keys():
@@ -238,9 +238,9 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 
 def find_family(source: Source) -> Family:
-    """Returns the family of a checkpoint, identified by its configuration or, if it has none, by its tensor names.
+    """Finds the family of a checkpoint by its configuration, or by its tensor names if it has no configuration.
 
-    Renames the tensors in `source` if they belong to a ViT that is built on `nn.TransformerEncoder`.
+    Renames the tensors in `source` if they belong to a ViT built on `nn.TransformerEncoder`.
     """
     if not source.config and (names := common_names(source.weights.shapes)):
         source.weights.rename(names)
@@ -278,7 +278,8 @@ def find_family_by_config(config: Config) -> Family | None:
 def peak_memory() -> int:
     """Returns the peak memory of this process in MiB.
 
-    On Linux, the peak is read from /proc, because `getrusage` includes the memory of the parent process at the fork.
+    On Linux, the peak is read from /proc, because `getrusage` also includes memory that the parent process used when
+    it forked.
     """
     status = Path("/proc/self/status")
     if status.is_file():

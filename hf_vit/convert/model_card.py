@@ -1,4 +1,4 @@
-"""Model cards of converted checkpoints, and the table of supported model families."""
+"""Create model cards of converted checkpoints and the table of supported model families."""
 
 import os
 import re
@@ -19,14 +19,14 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 
 
 def families_table() -> str:
-    """Returns a Markdown table of the model families: name, source, and outputs that are equal to the source's."""
+    """Returns a Markdown table with the name, source and verified outputs of each model family."""
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def escape_markdown(text: str) -> str:
-    """Returns a text as one line, escaped so that Markdown, HTML and table cells show it literally."""
+    """Returns a text on one line, escaped so that Markdown, HTML and table cells show it literally."""
     line = " ".join(text.split())
     markup = r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\."
     line = re.sub(markup, lambda match: "".join(f"\\{character}" for character in match[0]), line, flags=re.I)
@@ -41,20 +41,20 @@ def write_conversion_card(
     rows: Sequence[OutputParity],
     changes: dict[str, Any],
 ) -> None:
-    """Writes README.md with the source of the weights, example code, and the comparison with the source.
+    """Writes README.md with the source of the weights, example code, and the measured differences from the source.
 
     Args:
         folder: Folder of the saved model.
         name: Title of the card.
         model: The saved model.
         converted: The converted checkpoint, before `changes` were applied.
-        rows: Differences from the source implementation; empty if they were not measured.
+        rows: Differences from the outputs of the source implementation; empty if they were not measured.
         changes: Fields of the configuration that differ from the checkpoint.
     """
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    # Models without a task head get the pipeline tag of feature extraction.
+    # The pipeline tag of a model without a task head is feature extraction.
     pipeline = next(iter(CUSTOM_PIPELINES.get(class_name, {FEATURES: {}})))
     card_data = ModelCardData(
         library_name="transformers",
@@ -66,7 +66,7 @@ def write_conversion_card(
         card_data,
         template_path=str(TEMPLATE),
         name=escape_markdown(name),
-        # Local paths are reduced to the folder name, because they do not exist on other machines.
+        # A local path is shortened to its last part, because the full path does not exist on other machines.
         source=(Path(source).name if Path(source).exists() else source).replace("`", "'"),
         family=converted.family,
         auto_class=auto_class,

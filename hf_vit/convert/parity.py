@@ -1,4 +1,4 @@
-"""Numerical comparison of a converted checkpoint with its source implementation."""
+"""Compare the outputs of a converted checkpoint with those of its source implementation."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -24,35 +24,35 @@ from .loading import Converted
 from .source import Source
 
 
-# Models with an image tower and a text tower
+# transformers models with an image tower and a text tower
 TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
-# Fraction of masked patches in the comparison of masked image modeling decoders
+# Fraction of masked patches when masked image modeling decoders are compared
 MASK_RATIO = 0.75
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
 # Largest accepted difference in float32, relative to the largest value of an output
 TOLERANCE = 1e-4
-# Outputs that are not compared, by model type. CLIP of transformers applies the final norm only to the CLS token,
-# hf_vit applies it to all tokens. Instead, the hidden states before the final norm are compared.
+# Outputs that are not compared, by model type. For CLIP, transformers applies the final norm only to the CLS token;
+# hf_vit applies it to all tokens. The hidden states before the final norm are compared instead.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Model types for which the source implementation supports only the native image size, or only square images
+# Model types for which the source implementation supports only the native image size or only square images
 NATIVE_ONLY = {"nn.TransformerEncoder", "eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 
 
 def named(outputs: Mapping[str, Any]) -> Outputs:
-    """Returns the tensors in a model output by name, with a separate entry for each hidden state."""
+    """Returns the tensors of a model output by name, with one entry for each hidden state."""
     tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
     states = outputs.get("hidden_states") or ()
     return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
 
 
 class NoReferenceError(ImportError):
-    """Raised if the source implementation is not installed or unknown."""
+    """Raised if the source implementation is unknown or not installed."""
 
 
 def open_reference(source: Source, config: HfViTConfig) -> Run:
-    """Opens a checkpoint with its source library and returns a function that computes the outputs for images.
+    """Loads a checkpoint with its source library and returns a function that computes the outputs for images.
 
     `config` is the converted configuration. Raises `NoReferenceError` if no source library can load the checkpoint.
     """
@@ -73,21 +73,21 @@ def open_reference(source: Source, config: HfViTConfig) -> Run:
 
 
 def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model of transformers on images and returns its output tensors by name."""
+    """Runs a transformers model on images and returns its output tensors by name."""
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
         kwargs["interpolate_pos_encoding"] = True
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
 
 
 def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
-    """Returns a bool mask (B, N) of patches that is True for the last three quarters."""
+    """Returns a bool mask of patches, (B, N), that is True for the last three quarters of the patches."""
     side = to_pair(patch_size)
     num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
     return (torch.arange(num_patches) >= int(num_patches * (1 - MASK_RATIO))).expand(len(images), -1)
 
 
 def run_vit(model: Any, images: Tensor) -> Outputs:
-    """Runs a ViT. At its native image size, a model with a pixel decoder is also run with masked patches."""
+    """Runs a ViT. A model with a pixel decoder also runs with masked patches if images have the native size."""
     if not isinstance(model, transformers.ViTForMaskedImageModeling):
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
@@ -98,10 +98,10 @@ def run_vit(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vit_mae(model: Any, images: Tensor) -> Outputs:
-    """Runs the encoder of MAE without masking, and with ascending noise so that it does not shuffle patches.
+    """Runs the encoder of ViTMAE without a mask. Ascending noise keeps the patches in their original order.
 
-    The decoder runs only at its native image size. At other sizes, transformers interpolates its position embeddings
-    as a one-dimensional sequence, unlike hf_vit.
+    The decoder runs only at the native image size. At other sizes, unlike hf_vit, transformers interpolates the
+    position embeddings of the decoder as a one-dimensional sequence.
     """
     encoder = model.base_model
     mask = mask_most_patches(images, encoder.config.patch_size)
@@ -118,7 +118,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
 
 
 def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
-    """Runs an image tower. A model with a text tower also runs on random texts, which are returned as `input_ids`."""
+    """Runs an image tower. If the model has a text tower, also runs random texts and returns them as `input_ids`."""
     if not isinstance(model, TWO_TOWERS):
         return run_tower(model, images)
     texts = draw_texts(model.config.text_config)
@@ -127,16 +127,16 @@ def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = r
 
 
 def draw_texts(config: Any) -> Tensor:
-    """Returns token ids (3, S) of random texts of maximum length, with an end token, for a text tower."""
+    """Returns the token ids, (3, S), of random texts that have the maximum length S and an end token."""
     shape, known = (3, config.max_position_embeddings), config.vocab_size
     texts = torch.randint(known, shape, generator=torch.Generator().manual_seed(0))
-    # With eos_token_id=2, CLIP treats the largest token id as the end of a text.
+    # CLIP configurations with eos_token_id=2 use the largest token id as end token.
     texts[:, -1] = config.eos_token_id if 2 < (config.eos_token_id or 0) < known else known - 1
     return texts
 
 
 def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model that takes flattened patches (B, N, p·p·C) with channels last instead of images (SigLIP 2)."""
+    """Runs a model, such as SigLIP 2, whose input is flattened patches (B, N, p·p·C), channels last, not images."""
     config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
     side = config.patch_size
     patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
@@ -150,7 +150,7 @@ def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
 def run_eomt(model: Any, images: Tensor) -> Outputs:
     """Runs EoMT and moves the query tokens from the start of each sequence to the end, as in hf_vit.
 
-    One of its hidden states is a duplicate of the last one and is removed.
+    EoMT returns a duplicate of the last hidden state, which is removed.
     """
     outputs = run_plain(model, images)
     del outputs[f"hidden_states[{model.config.num_hidden_layers}]"]
@@ -162,12 +162,12 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
-    """Runs ViTPose. For ViTPose+, `dataset_index` selects the expert that is used for all images."""
+    """Runs ViTPose. For ViTPose+, `dataset_index` selects one expert for all images."""
     return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
 
 
 def run_lw_detr(model: Any, images: Tensor) -> Outputs:
-    """Runs LW-DETR and reorders the tokens in its hidden states from window order to row-major order."""
+    """Runs LW-DETR and reorders the tokens of its hidden states from window order to row-major order."""
     backbone = model.model.backbone.backbone
     side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
     grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
@@ -211,7 +211,7 @@ def _open_timm(source: Source) -> Run:
 
 
 def _open_torch_encoder(source: Source, config: HfViTConfig) -> Run:
-    """Builds the source model from `nn.TransformerEncoder` and returns a function that runs it on images."""
+    """Builds the source model with `nn.TransformerEncoder` and returns a function that runs the model on images."""
     weights = {name: source.weights.read(name).float() for name in source.weights.shapes}
     sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
     options: Any = {"activation": ACT2FN[config.hidden_act], "layer_norm_eps": config.layer_norm_eps}
@@ -241,7 +241,7 @@ def _open_torch_encoder(source: Source, config: HfViTConfig) -> Run:
 
 @dataclass(frozen=True)
 class OutputParity:
-    """Difference of one output between the source and the converted model.
+    """Difference between the source and the converted model in one output.
 
     Args:
         size: Height and width of the images in pixels.
@@ -257,7 +257,7 @@ class OutputParity:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the difference is within the tolerance for float32; false for NaN."""
+        """Whether the relative difference is within the float32 tolerance. False if the difference is NaN."""
         return self.relative <= TOLERANCE
 
 
@@ -296,9 +296,9 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
 
 
 def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) -> OutputParity:
-    """Returns the largest difference between two values of an output, infinity if their shapes differ.
+    """Returns the largest difference between two versions of an output, or infinity if their shapes differ.
 
-    All hidden states are reported under the name "hidden_states", without their index.
+    Hidden states are named "hidden_states" in the result, without their index.
     """
     output = name.partition("[")[0]
     if actual.shape != expected.shape:
@@ -308,7 +308,7 @@ def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) 
 
 
 def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
-    """Returns the native image size in pixels and, if the source supports it, a second size of another shape."""
+    """Returns the native image size in pixels and, if the source supports it, a size with a different aspect ratio."""
     rows, columns = config.grid_size
     other = (max(1, rows * 3 // 4), columns * 5 // 4)
     if model_type in SQUARE_ONLY:
@@ -319,9 +319,9 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 
 
 def run_converted(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
-    """Returns all outputs of a model of hf_vit and of its base model for images and texts."""
+    """Returns all outputs of an hf_vit model and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    # With a mask, hidden states contain only the visible patches. Those of the base model without mask are compared.
+    # Hidden states are those of the base model without a mask, because masked ones contain only visible patches.
     if isinstance(model, HfViTForMaskedImageModeling):
         masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}

@@ -1,4 +1,4 @@
-"""Loading of the image processor and the tokenizer of a checkpoint."""
+"""Load the image processor and the tokenizer of a checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -44,16 +44,16 @@ def load_image_processor(
     Args:
         name_or_path: Folder, file of weights, or name on the Hub. If a published checkpoint has no image processor,
             the usual options of its model family are used.
-        image_size: Height and width in pixels of the model's input; None keeps the size of the checkpoint.
-        num_channels: Number of image channels of the model; None keeps the number of the checkpoint.
-        patch_size: Height and width in pixels of the model's patches. Image sizes that are not a multiple of it are
-            rounded down: see `round_image_size_to_patches`. None keeps the image size unchanged.
-        given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or timm's `architecture`. They may be
-            required for a file of weights without a configuration.
-        **hub: Location of the checkpoint on the Hub, see `HUB_ARGUMENTS`.
+        image_size: Height and width of the model input in pixels; None keeps the size of the checkpoint.
+        num_channels: Number of image channels; None keeps the number of the checkpoint.
+        patch_size: Height and width of a patch in pixels. An image size that is not a multiple of the patch size is
+            rounded down, see `round_image_size_to_patches`. None keeps the image size unchanged.
+        given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or the timm model name as
+            `architecture`. They may be required for a weight file without configuration.
+        **hub: Arguments that locate the checkpoint on the Hub, see `HUB_ARGUMENTS`.
 
     Raises:
-        OSError: if there is no such checkpoint, or a checkpoint of hf_vit has no image processor.
+        OSError: if the checkpoint does not exist, or a checkpoint saved by hf_vit has no image processor.
         ValueError: if `HfViTImageProcessor` does not support an option of the checkpoint's image processor.
     """
     path = Path(name_or_path)
@@ -73,7 +73,7 @@ def load_image_processor(
 
 
 def default_image_processor_options(source: Source, **given: Any) -> dict[str, Any]:
-    """Returns image processor options, at the native image size, for a checkpoint without an image processor file."""
+    """Returns the image processor options for a checkpoint without image processor file, at the native image size."""
     family, native = describe(source, **given)
     if source.config.get("preprocess_cfg"):
         options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)
@@ -88,7 +88,7 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
         logger.warning(f"{source.name!r} has no image processor options. The defaults of its model family are used.")
         if "model_type" in source.config:
             options = image_processor_options({}, model_type=source.config["model_type"])
-        else:  # Older config.json files of timm hold these options at the top level.
+        else:  # Older timm config.json files have these options at the top level.
             side = max(to_pair(native.image_size))
             options = timm_image_processor_options({"input_size": (3, side, side), **source.config})
     return resize_image_processor(options, native.image_size, native.num_channels)
@@ -97,9 +97,9 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
 def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
     """Returns image processor options in which a fixed image size is rounded down to whole patches.
 
-    For example, published models with 14-pixel patches and 384-pixel images ignore the last 6 pixels at the right and
-    at the bottom. Models of hf_vit require whole patches, so the whole image is resized to 378 pixels instead. This
-    shifts the image content by up to 6 pixels compared with the published model.
+    hf_vit models require whole patches. For example, a published model with 14-pixel patches and 384-pixel images
+    ignores the last 6 pixels on the right and at the bottom. Here, the whole image is resized to 378 pixels instead,
+    which shifts the image content by up to 6 pixels compared with the published model.
     """
     size = options["crop_size"] if options.get("do_center_crop") else options["size"]
     if "height" not in size or options.get("ensure_multiple_of"):
@@ -118,7 +118,7 @@ def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> di
 def load_processor(
     model: HfViTPreTrainedModel, name_or_path: str | os.PathLike[str], **options: Any
 ) -> BaseImageProcessor | HfViTProcessor:
-    """Returns the image processor of a checkpoint, combined with its tokenizer if the model takes texts.
+    """Returns the image processor of a checkpoint or, if the model has text inputs, image processor and tokenizer.
 
     Args:
         model: The model that was loaded from the checkpoint.
@@ -140,11 +140,13 @@ def load_tokenizer(
     name_or_path: str | os.PathLike[str],
     **hub: Any,
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a checkpoint, limited to the maximum text length of an `HfViTTextConfig` text tower.
+    """Returns the tokenizer of a checkpoint.
+
+    For an `HfViTTextConfig` text tower, texts are limited to the maximum length of the text tower.
 
     Raises:
         OSError: if the checkpoint has no tokenizer.
-        ValueError: if the tokenizer needs custom code, or its padding token differs from that of the text tower.
+        ValueError: if the tokenizer needs custom code, or its padding token differs from that of the model.
     """
     with raising_remote_code_error(name_or_path, "Use a tokenizer class of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
@@ -159,13 +161,13 @@ def load_tokenizer(
         )
     if is_canonicalized(name_or_path, **hub):
         tokenizer = canonicalized(tokenizer)
-    if options.encoder_config is None:  # For text encoders of transformers, the tokenizer already limits the length.
+    if options.encoder_config is None:  # Tokenizers of transformers text encoders already limit the length.
         tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
     return tokenizer
 
 
 def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
-    """Returns whether the OpenCLIP configuration lowercases texts and removes punctuation before tokenization."""
+    """Returns whether an OpenCLIP configuration requires lowercase texts without punctuation before tokenization."""
     names = ("config.json", "open_clip_config.json")
     of_transformers, of_open_clip = (find_file(str(name_or_path), name, **hub) for name in names)
     if of_transformers is not None or of_open_clip is None:
@@ -177,7 +179,7 @@ def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
 def canonicalized(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Returns a copy of a tokenizer that lowercases texts and removes punctuation and repeated spaces.
 
-    The copy keeps these steps when it is saved.
+    These steps are saved with the tokenizer.
     Source: canonicalize_text of https://github.com/google-research/big_vision (evaluators/proj/image_text).
     """
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -189,7 +191,7 @@ def canonicalized(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase
         normalizers.Strip(),
     ]
     backend.normalizer = normalizers.Sequence([*clean, *filter(None, [backend.normalizer])])
-    # Model-specific tokenizer classes rebuild their normalizer on loading; the generic class keeps it.
+    # The generic class is used because model-specific tokenizer classes replace the normalizer when loaded.
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         **tokenizer.special_tokens_map,

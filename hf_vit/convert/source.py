@@ -1,4 +1,4 @@
-"""Reads published checkpoints: the configuration, and weights in several file formats, tensor by tensor."""
+"""Read the configuration and weights of published checkpoints in several file formats."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from ..model.remote_code import check_reachable
 
 # Arguments of `from_pretrained` that locate files on the Hub
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Maps each configuration file name to the names of its weight files, safest format first
+# Maps each configuration file name to the possible names of weight files, safest format first
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config.json": (
         *("model.safetensors", "model.safetensors.index.json"),
@@ -32,18 +32,18 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
-# Keys under which training scripts store the weights in a checkpoint dictionary; a key may be nested in earlier ones
+# Keys under which training scripts store the weights in a checkpoint dictionary. They may be nested in this order.
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
 
 
 class Weights:
     """Tensors of a checkpoint by name, read lazily from one file or from several shards of the same format.
 
-    Supported formats are `.safetensors`, `.npz`, and pickle files of torch (`.pth`, `.pt`, `.bin`). Pickle files are
-    loaded with `weights_only=True`, so no code in them runs.
+    Supported formats are `.safetensors`, `.npz`, and torch pickle files (`.pth`, `.pt`, `.bin`). Pickle files are
+    loaded with `weights_only=True`, so code in these files is not executed.
 
     Raises:
-        OSError: if a file is damaged, truncated, or not a file of weights.
+        OSError: if a file is damaged or truncated, or is not a weight file.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -58,18 +58,18 @@ class Weights:
                 self._file_of[name], self.shapes[name], self._tensors[name] = file, shape, tensor
 
     def file_of(self, name: str) -> Path:
-        """Returns the file that contains a tensor, or the first file if none does."""
+        """Returns the file that contains a tensor, or the first file if no file contains the tensor."""
         return self._file_of.get(name, self.files[0])
 
     def read(self, name: str) -> Tensor:
-        """Returns one tensor. Tensors of safetensors files are memory-mapped, not copied."""
+        """Returns a tensor by name. Tensors in safetensors files are memory-mapped, not copied."""
         return self._tensors[name][...]
 
     def read_temporary(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors that the caller needs only until it calls `release`, such as inputs of a conversion.
+        """Returns tensors that must not be used after a call of `release`, such as inputs of a conversion.
 
-        Tensors of a safetensors file come from a separate memory mapping. `release` can free its memory while tensors
-        returned by `read` stay valid.
+        Tensors in safetensors files come from a separate memory mapping, so `release` can free their memory while
+        tensors returned by `read` stay valid.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
@@ -103,7 +103,7 @@ class Source:
         name: Folder, file, or name on the Hub, as given by the user.
         config: Configuration of the checkpoint; empty for a file of weights without a configuration.
         weights: Tensors of the checkpoint.
-        hub: Location on the Hub, see `HUB_ARGUMENTS`.
+        hub: Arguments that locate the checkpoint on the Hub, see `HUB_ARGUMENTS`.
     """
 
     name: str
@@ -120,12 +120,12 @@ def open_source(
     Args:
         name_or_path: Folder, file of weights, or name on the Hub. The configuration is the first existing file of
             `NAMES` in the folder or next to the file of weights.
-        architecture: timm's name of the model, for checkpoints without this name in their configuration.
+        architecture: Model name in timm, for timm checkpoints whose configuration does not contain the name.
         dataset_index: Index of the expert to use, for models with one expert per dataset (ViTPose+).
-        **hub: Location on the Hub, see `HUB_ARGUMENTS`.
+        **hub: Arguments that locate the checkpoint on the Hub, see `HUB_ARGUMENTS`.
 
     Raises:
-        OSError: if there is no such checkpoint, it has no weights, or its files are damaged.
+        OSError: if the checkpoint does not exist, has no weights, or contains a damaged file.
     """
     path, place = Path(name_or_path), str(name_or_path)
     given = {"architecture": architecture, "dataset_index": dataset_index}
@@ -151,14 +151,14 @@ def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
 
 
 def read_image_processor(source: Source) -> dict[str, Any]:
-    """Returns the content of preprocessor_config.json of a checkpoint, empty if the file does not exist."""
+    """Returns the content of preprocessor_config.json, or an empty dictionary if the checkpoint has no such file."""
     path = Path(source.name)
     file = find_file(str(path.parent) if path.is_file() else source.name, "preprocessor_config.json", **source.hub)
     return {} if file is None else read_json(file)
 
 
 def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
-    """Returns the weight files of a folder or repository: the first of `names` that exists, with all its shards."""
+    """Returns the weight files in a folder or repository: all shards of the first file in `names` that exists."""
     for name in names:
         file = find_file(name_or_path, name, **hub)
         if file is None:
@@ -182,7 +182,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    """Yields name, shape and data of each tensor in a file. The data is a tensor, or reads the tensor when indexed."""
+    """Yields the name, shape and data of each tensor in a file. The data is a tensor or a lazy, indexable object."""
     if not file.is_file():
         raise OSError(f"There is no file {str(file)!r}.")
     match file.suffix:
@@ -213,7 +213,7 @@ def _open_safetensors(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class _NpzArray:
-    """An array in a `.npz` file, read when it is indexed."""
+    """An array in a `.npz` file that is read when it is indexed."""
 
     file: Path
     name: str
@@ -257,10 +257,10 @@ def _open_pickled(file: Path) -> dict[str, Tensor]:
 def _unpickle(file: Path) -> Any:
     check_pickled(file)
     try:
-        # Checkpoints often contain the options of the training run as an argparse.Namespace, which is plain data.
+        # argparse.Namespace is safe plain data. Many checkpoints use it to store the options of their training run.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except UnpicklingError as error:  # The message of torch is left out: it suggests running the code in the file.
+    except UnpicklingError as error:  # The message from torch is omitted: it suggests running the code.
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
             raise OSError(f"{str(file)!r} is damaged or truncated. Download it again.") from None
@@ -268,14 +268,14 @@ def _unpickle(file: Path) -> Any:
             f"{str(file)!r} contains objects other than weights ({code[1]}). Loading them could run code in the file, "
             "which is not allowed. Save only the model's state_dict()."
         ) from None
-    except Exception as error:  # For damaged files, the unpickler raises errors of many types.
+    except Exception as error:  # For damaged files, the unpickler raises many types of errors.
         raise OSError(
             f"{str(file)!r} is damaged or truncated: {type(error).__name__}: {error}. Download it again."
         ) from error
 
 
 def check_pickled(file: Path) -> None:
-    """Raises `OSError` if a file is a TorchScript archive, or its first bytes are not those of a `torch.save` file."""
+    """Raises `OSError` if a file is a TorchScript archive or does not start like a file written by `torch.save`."""
     if zipfile.is_zipfile(file):
         with _readable(file), zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -288,5 +288,5 @@ def check_pickled(file: Path) -> None:
         return
     with file.open("rb") as stream:
         start = stream.read(16)
-    if not start.startswith((b"PK", b"\x80")):  # first bytes of a truncated zip archive, and of an old pickle file
+    if not start.startswith((b"PK", b"\x80")):  # Zip archives (truncated here) start with PK, pickles with 0x80.
         raise OSError(f"{str(file)!r} begins with {start!r}, so it is not a file of weights. Download it again.")

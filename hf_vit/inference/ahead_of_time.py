@@ -1,7 +1,7 @@
-"""Ahead-of-time compilation of a model for images of one shape, in a separate process with a time limit.
+"""Compile a model ahead of time for images of one shape, in a separate process with a time limit.
 
-The separate process runs this file as a script, so the file imports only torch and the standard library. The compiled
-program contains the weights, packed for the processor, and runs without guards or Python code between kernels.
+The separate process runs this file as a script, so this file imports only torch and the standard library. The compiled
+program contains the weights in a memory layout for the processor. No guards or Python code run between its kernels.
 """
 
 import os
@@ -25,14 +25,14 @@ class CompilationError(RuntimeError):
 
 
 class FlatOutputs(nn.Module):
-    """Wraps a model to return a flat list of its output tensors."""
+    """Wraps a model so that it returns a flat list of output tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> list[Tensor]:
-        """Returns the output tensors for images (B, C, H, W), in the order of the output's fields."""
+        """Returns the output tensors for images (B, C, H, W), in the order of the fields of the model output."""
         return list(pytree.tree_leaves(self.model(pixel_values=pixel_values)))
 
 
@@ -50,7 +50,7 @@ def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callab
 
     Args:
         model: Model in evaluation mode, on the CPU.
-        images: Images of the shape and dtype to compile for. The program does not check its inputs.
+        images: Example images. The compiled program requires their shape and dtype, which it does not check.
         max_seconds: Time limit of the compilation.
 
     Raises:
@@ -61,7 +61,7 @@ def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callab
         exported, package = Path(folder) / "exported.pt2", Path(folder) / "compiled.pt2"
         try:
             torch.export.save(torch.export.export(model, (images,), strict=False), exported)
-        except Exception as error:  # Tracing raises errors of many types.
+        except Exception as error:  # Tracing raises many types of errors.
             raise CompilationError(f"torch.export failed: {first_line(error)}") from error
         _run_apart(str(exported), str(package), max_seconds)
         program = torch._inductor.aoti_load_package(str(package))
@@ -69,7 +69,7 @@ def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callab
 
 
 def _run_apart(exported: str, package: str, max_seconds: float) -> None:
-    """Compiles in a separate process. After `max_seconds`, this process and its child processes are killed."""
+    """Compiles an exported program in a separate process, which is killed with its children after `max_seconds`."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), exported, package, str(torch.get_num_threads())]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -81,7 +81,7 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # Also kills the C++ compiler, a child of the process.
+                os.killpg(process.pid, signal.SIGKILL)  # This includes the C++ compiler, a child process.
             process.communicate()
     if process.returncode or not os.path.exists(package):
         lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
@@ -94,7 +94,7 @@ def first_line(error: Exception) -> str:
 
 
 def _compile(exported: str, package: str, num_threads: str) -> None:
-    """Compiles a program saved by `torch.export`. The result runs with `num_threads` threads."""
+    """Compiles a program saved by `torch.export` for execution with `num_threads` threads."""
     torch.set_num_threads(int(num_threads))
     program: Any = torch.export.load(exported)
     with torch.no_grad():

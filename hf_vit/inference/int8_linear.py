@@ -1,6 +1,6 @@
 """Linear layers that compute with 8-bit integers, for CPUs with 8-bit matrix multiplication (VNNI, AMX).
 
-Shapes: M rows, K inputs, N outputs.
+In shapes, M is the number of rows, K the number of inputs and N the number of outputs.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LEVELS_OF_WEIGHT = 127  # Weights are quantized to -127…127.
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with 8-bit weights (one scale per output channel) and 8-bit inputs (one scale for all).
+    """A linear layer with 8-bit weights, with one scale per output channel, and 8-bit inputs with a single scale.
 
     Args:
         linear: The layer to quantize.
@@ -25,8 +25,8 @@ class Int8Linear(nn.Module):
         high: Largest value of each input channel on calibration images, (K,).
     """
 
-    # SmoothQuant (https://arxiv.org/abs/2211.10438) with its default strength of 0.5: input channels with large values
-    # are scaled down, and the weights of these channels are scaled up.
+    # The layer uses SmoothQuant (https://arxiv.org/abs/2211.10438) with the default strength of 0.5: input channels
+    # with large values are scaled down, and the weights of these channels are scaled up.
 
     inverse: Tensor
     weight: Tensor
@@ -55,9 +55,9 @@ class Int8Linear(nn.Module):
         """Maps inputs (..., K) to outputs (..., N)."""
         rows = inputs.flatten(0, -2)  # (M, K)
         integers = (rows * self.inverse + self.zero_point).round().clamp(0, LEVELS).to(torch.uint8)
-        # The compiler replaces the packed weights by a constant, so they are packed only once.
+        # The compiler replaces this call by a constant, so the weights are packed only once.
         packed = torch.ops.onednn.qlinear_prepack(self.weight, list(rows.shape))
-        post_operation = ("none", [0.0], "")  # 0.0 is a dummy value, because torch.export cannot save an empty list.
+        post_operation = ("none", [0.0], "")  # torch.export cannot save an empty list, so 0.0 is a dummy.
         inputs_and_weights = (integers, self.scale, self.zero_point, packed, self.weight_scale, self.zeros, self.bias)
         outputs = torch.ops.onednn.qlinear_pointwise(*inputs_and_weights, 1.0, 0, self.dtype, *post_operation)
         return outputs.unflatten(0, inputs.shape[:-1])

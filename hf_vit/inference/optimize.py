@@ -1,6 +1,6 @@
-"""Optimization of a model for inference on the current machine: lower precision, compilation and int8.
+"""Optimize a model for inference on the current machine by lower precision, compilation and int8.
 
-The speed of each variant is measured for the task and image size of the model. A variant is used only if it is faster.
+The speed of each variant is measured for the task and image size of the model. Only faster variants are used.
 """
 
 import copy
@@ -27,9 +27,9 @@ ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
 Run = Callable[[Tensor], Any]
 
 MIN_SPEEDUP = 1.05  # Minimum speedup for a variant to be kept.
-ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round.
-# Largest accepted changes by int8: fraction of predicted classes that change (classification, semantic segmentation),
-# or relative change of the outputs as root mean square (other tasks)
+ROUNDS, MIN_SECONDS = 9, 0.1  # Rounds of each measurement; minimum time per variant and round.
+# Largest accepted changes by int8: the fraction of predicted classes that change (classification and semantic
+# segmentation), and the relative root mean square change of the outputs (all other tasks)
 MAX_CHANGED_CLASSES, MAX_OUTPUT_CHANGE = 0.01, 0.05
 # Largest accepted difference from the outputs of the original model, relative to the largest value of each output
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -58,11 +58,11 @@ class Trial:
 
 @dataclass
 class OptimizationReport:
-    """Measurements of all variants that `optimize_for_inference` tried. Its string form is a Markdown table.
+    """Measurements of all variants that `optimize_for_inference` tried. `str(report)` is a Markdown table.
 
     Args:
         shape: Shape (B, C, H, W) of the images used for timing.
-        trials: Measurements in the order of the trials; the first is the original model.
+        trials: Measurements in the order in which the variants were tried, starting with the original model.
     """
 
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class OptimizationReport:
 
 
 class CompiledProgram:
-    """A program compiled for the current process. It cannot be pickled; copies of a model share it."""
+    """A program compiled for the current process. It cannot be pickled, and copies of a model share the program."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -107,10 +107,10 @@ class CompiledProgram:
 
 
 class WeightWatch:
-    """Detects whether weights or modules of a model have changed since this object was created. Takes about 0.1 ms."""
+    """Detects changes of weights or modules of a model since this object was created. A check takes about 0.1 ms."""
 
-    # The version counters of tensors do not register fused optimizers and changes via `.data`. Therefore, one value of
-    # each tensor is compared in addition.
+    # Fused optimizers and changes via `.data` do not increase the version counters of tensors. Therefore, one value of
+    # each tensor is compared in addition to its version.
 
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         self.model = model
@@ -122,10 +122,10 @@ class WeightWatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.check()
-        return type(self), (self.model,)  # A copy reads the versions again, because copied tensors have new counters.
+        return type(self), (self.model,)  # Copied tensors have new version counters, so the copy reads them.
 
     def read(self) -> tuple[list[tuple[int, int]], Tensor]:
-        """Returns the version and address of each tensor, and the current values of the elements in `samples`."""
+        """Returns the version and address of each tensor, and the current value of one element of each tensor."""
         return [(version_of(own), own.data_ptr()) for own in self.tensors], torch.stack(self.samples)
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class WeightWatch:
 
 
 def largest_of(tensor: Tensor) -> Tensor:
-    """Returns a zero-dimensional view of the element with the largest magnitude, which almost every update changes."""
+    """Returns a zero-dimensional view of the element of largest magnitude. Almost every update changes it."""
     return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 
@@ -149,11 +149,11 @@ class FastForward:
 
     Args:
         given: Forward pass of the original model.
-        eager: Uncompiled model in the selected precision. It runs for images of other shapes and for calls with
+        eager: Uncompiled model in the selected precision. It is used for images of other shapes and for calls with
             further arguments.
         program: Program compiled from `eager` for images of one shape; None if nothing was compiled.
         images: Example images with the shape and dtype that the program accepts.
-        watch: Detects changes of the original model.
+        watch: Detector of changes of the original model.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class FastForward:
         self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
 
     def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Runs the optimized forward pass without gradients. Arguments and outputs are those of `forward`."""
+        """Runs the optimized forward pass without gradients. Arguments and outputs are those of the original model."""
         self.watch.check()
         has_more = any(args) or any(
             value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
@@ -179,7 +179,7 @@ class FastForward:
             is_fitting = isinstance(pixel_values, Tensor) and pixel_values.shape == self.shape
             if self.program is None or has_more or not is_fitting or pixel_values.device != self.device:
                 outputs = self.eager(pixel_values, *args, **kwargs)
-            else:  # The compiled program expects contiguous memory and a fixed dtype.
+            else:  # The compiled program requires contiguous memory and a fixed dtype.
                 outputs = self.program(pixel_values.to(self.dtype).contiguous())
         return pytree.tree_map_only(
             Tensor, lambda value: value.to(self.dtype) if value.is_floating_point() else value, outputs
@@ -197,24 +197,25 @@ def optimize_for_inference(
     max_seconds: float = 120.0,
     images: Tensor | None = None,
 ) -> ModelT:
-    """Optimizes a model for inference on this machine: tries variants and keeps those that are at least 5 % faster.
+    """Optimizes a model for inference on this machine. Variants are tried, and kept if they are at least 5 % faster.
 
-    A change of precision or a compilation is rejected if outputs differ by more than 1e-4 of the largest value in
-    float32, or 5e-2 in bfloat16. int8 is rejected if more than 1 % of the predicted classes change or, for models that
+    A change of precision or a compilation is rejected if outputs differ by more than 1e-4 (float32) or 5e-2 (bfloat16)
+    of the largest value. int8 is rejected if more than 1 % of the predicted classes change or, for models that
     do not predict classes, if outputs change by more than 5 %.
 
     Args:
-        model: Model in evaluation mode. It is not changed. The result shares its weights and may have additional ones.
+        model: Model in evaluation mode. The model is not changed. The result shares the weights of the
+            model and may have additional weights.
         batch_size: Number of images per call to optimize for.
         image_size: Height and width in pixels to optimize for, or one number for both. The default is the size of
             `images` if given, else the image size of the model.
-        dtype: "auto" tries bfloat16 and, on a CPU, float32. A dtype or its name restricts the trials to this dtype.
-        compile: Whether to compile the model with weights packed for the processor. Requires a C++ compiler on a CPU.
+        dtype: "auto" tries bfloat16 and, on a CPU, float32. If a dtype or its name is given, only this dtype is tried.
+        compile: Whether to compile the model with weights packed for the processor. On a CPU, it needs a C++ compiler.
         int8: Whether to try 8-bit weights and activations when compiling. Requires `images`.
-        max_seconds: Time limit in seconds for each compilation. A compilation that exceeds it is rejected. On a GPU,
-            there is no limit.
-        images: A few dozen typical images (N, C, H, W), as returned by the image processor. They calibrate int8 and
-            serve to compare predictions. By default, outputs for noise are compared.
+        max_seconds: Time limit in seconds for each compilation on a CPU. A compilation that exceeds the limit is
+            rejected. On a GPU, there is no limit.
+        images: A few dozen typical images (N, C, H, W), as returned by the image processor. They are used
+            to calibrate int8 and to compare predictions. By default, outputs for noise are compared.
 
     Returns:
         A model of the same class for inference only, with the same call signature, configuration and outputs. Its
@@ -225,7 +226,7 @@ def optimize_for_inference(
 
     Raises:
         TypeError: if the model is not a model of hf_vit.
-        ValueError: if an argument is invalid, weights are untrained or non-finite, or outputs are random.
+        ValueError: if an argument is invalid, weights are untrained or non-finite, or outputs are not deterministic.
     """
     if not is_a(model, "HfViTPreTrainedModel"):
         raise TypeError(f"model must be an HfViTModel or HfViTFor… of hf_vit, not {type(model).__name__}.")
@@ -243,12 +244,12 @@ def optimize_for_inference(
 
 
 class Search:
-    """Tries variants of a model one after the other. A compiled variant is based on the best variant so far.
+    """Search for the fastest variant of a model. Each compiled variant is based on the best variant so far.
 
     Args:
         model: The original model.
         images: Images (B, C, H, W) for timing.
-        samples: Images (N, C, H, W) of the same size for comparing predictions; None if not available.
+        samples: Images (N, C, H, W) of the same size for comparing predictions, if available.
     """
 
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
@@ -265,19 +266,19 @@ class Search:
         self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", self.seconds, 1.0, 0.0, True))
 
     def candidate(self, eager: HfViTPreTrainedModel, program: Run | None = None) -> FastForward:
-        """Returns the forward pass of a candidate; see `FastForward`."""
+        """Returns the forward pass of a candidate. See `FastForward` for the arguments."""
         program = None if program is None else CompiledProgram(program)
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
-        """Compiles the best variant so far and compares the result. `quantized` selects 8-bit blocks."""
+        """Compiles the best variant so far, with 8-bit blocks if `quantized`, and keeps the result if it is faster."""
         eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{get_name(eager.dtype)}, compiled"
         try:
             if quantized and self.images.device.type != "cpu":
                 raise CompilationError("int8 is supported on CPUs only")
             source = copy.deepcopy(eager) if quantized else eager
-            if quantized:  # The samples serve as calibration images.
+            if quantized:  # The samples are used as calibration images.
                 quantize_blocks(source, lambda: self.answers(source))
             program = compile_here(source, self.images, max_seconds)
         except CompilationError as error:
@@ -286,7 +287,7 @@ class Search:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
 
     def answers(self, run: Run) -> list[Any]:
-        """Returns the outputs for all samples, one entry per batch."""
+        """Returns the outputs of a variant for all samples, one entry per batch."""
         assert self.samples is not None
         with torch.no_grad():
             return [run(batch) for batch in self.samples.to(self.images).split(self.images.shape[0])]
@@ -298,7 +299,7 @@ class Search:
             note, is_close = self.judge_predictions(candidate)
         else:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
-            is_close = difference <= tolerance  # False for NaN
+            is_close = difference <= tolerance  # NaN is not close.
             note = "" if is_close else f"outputs differ by more than {tolerance:g}"
         seconds = ratio = None
         if is_close:
@@ -311,7 +312,7 @@ class Search:
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
 
     def judge_predictions(self, candidate: FastForward) -> tuple[str, bool]:
-        """Returns a note with the change of predictions by an approximation, and whether the change is acceptable."""
+        """Returns a note on how much an approximation changes predictions, and whether the change is acceptable."""
         pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
         if has_classes(self.model):
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
@@ -326,13 +327,13 @@ class Search:
 def is_a(model: Any, *names: str) -> bool:
     """Returns whether the class of a model, or one of its base classes, has one of the given names.
 
-    Names are compared because a model loaded with remote code has a copy of the classes.
+    Names are compared because the classes of a model loaded with remote code are copies.
     """
     return not {base.__name__ for base in type(model).__mro__}.isdisjoint(names)
 
 
 def sharing(model: ModelT, **attributes: Any) -> ModelT:
-    """Returns a shallow copy of a model with the given attributes. It shares modules and weights with the model."""
+    """Returns a shallow copy of a model with the given attributes. Modules and weights are shared with the model."""
     # copy.copy is not used because it would register hooks on the shared modules a second time.
     other = type(model).__new__(type(model))
     other.__dict__.update(vars(model), _is_optimized=True, **attributes)
@@ -376,7 +377,7 @@ def measured_images(
 
 
 def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
-    """Returns the dtypes to try, except the model's dtype; raises `ValueError` if `dtype` is invalid."""
+    """Returns the dtypes to try, without the dtype of the model; raises `ValueError` if `dtype` is invalid."""
     wanted = [known for known in TOLERANCES if dtype in (known, get_name(known))]
     if dtype == "auto":
         wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
@@ -387,7 +388,7 @@ def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list
 
 
 def has_classes(model: HfViTPreTrainedModel) -> bool:
-    """Returns whether a model predicts one class per image or pixel."""
+    """Returns whether a model predicts one class per image or per pixel."""
     is_classifier = is_a(model, "HfViTForImageClassification", "HfViTForSemanticSegmentation")
     several_or_values = model.config.problem_type in ("multi_label_classification", "regression")
     return is_classifier and model.config.num_labels > 1 and not several_or_values
@@ -412,13 +413,13 @@ def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float
 
     try:
         run(images)
-    except Exception as error:  # Compilers raise errors of many types.
+    except Exception as error:  # Compilers raise many types of errors.
         raise CompilationError(first_line(error)) from error
     return run
 
 
 def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
-    """Returns the median time per call of a candidate in seconds, and its median speedup over another variant."""
+    """Returns the median seconds per call of a candidate, and the median speedup compared with another variant."""
 
     def seconds(run: Run, repeats: int = 1) -> float:
         synchronize = torch.cuda.synchronize if images.is_cuda else int
@@ -442,8 +443,8 @@ def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
 def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float:
     """Returns the largest relative difference between the tensors of two outputs.
 
-    The relative difference is the vector norm (of the given order) of the difference, divided by that of the expected
-    tensor.
+    The relative difference is the vector norm of the difference divided by the vector norm of the expected tensor.
+    Both norms have the given order.
     """
     norm = partial(torch.linalg.vector_norm, ord=order)
     differences = [

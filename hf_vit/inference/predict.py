@@ -1,7 +1,7 @@
-"""Prediction for image files with the transformers pipeline of a saved model, and output to files.
+"""Predict image files with the transformers pipeline of a saved model, and write the predictions to files.
 
 Supported tasks are image classification, segmentation, depth estimation, object detection and keypoint detection, for
-models of hf_vit and of transformers.
+hf_vit and transformers models.
 """
 
 import json
@@ -35,12 +35,12 @@ from .writers import ZERO_SHOT, Writer, find_writer
 
 
 logger = logging.get_logger(__name__)
-Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
+Box = dict[str, float]  # keys "xmin", "ymin", "xmax" and "ymax", values in pixels
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # tasks whose pipelines take a batch size
-MAX_TILES = 100  # maximum number of images in the file `picture` of `predict_files`
-PICTURE = "_picture.png"  # File name suffix for the picture of one image.
+BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # tasks whose pipelines accept a batch size
+MAX_TILES = 100  # maximum number of images that `predict_files` draws into `picture`
+PICTURE = "_picture.png"  # file name suffix of the picture of one image
 
 
 def predict_files(
@@ -97,7 +97,7 @@ def predict_files(
     pipe = _open_pipeline(model, writer.pipeline, batch_size, optimize, trust_remote_code)
     pages, stems = _plan_outputs(writer, files, output_dir, picture, boxes, overwrite)
     options, tiles = _call_options(writer, pipe, given), list[Image.Image]()
-    missed = list[float | None]()  # best score of each image without a prediction above the threshold, else None
+    missed = list[float | None]()  # None if an image has a prediction above the threshold, else its best score
     for line in _lines(pipe, writer, options, Inputs(sources, boxes_of, pipe), stems, tiles, bool(picture)):
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
@@ -106,7 +106,7 @@ def predict_files(
 
 
 def save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
-    """Arranges pictures on pages and saves these to the first files of `files`."""
+    """Arranges pictures on pages and saves the pages to the first paths in `files`."""
     for page, file in zip(arrange_pages(tiles), files, strict=False):
         file.parent.mkdir(parents=True, exist_ok=True)
         page.save(file)
@@ -114,13 +114,13 @@ def save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
 
 
 def list_pages(picture: Path | None, num_tiles: int) -> list[Path]:
-    """Returns the files for all pages that `num_tiles` pictures may need, of which the first is `picture`."""
+    """Returns the file paths for all pages of up to `num_tiles` pictures. The first path is `picture`."""
     numbers = ["", *(f"-{number}" for number in range(2, num_tiles + 1))]
     return [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
 
 
 def check_places(output_dir: Path | None, picture: Path | None) -> None:
-    """Raises `ValueError` or `OSError` if the output folder or the picture cannot be written."""
+    """Raises `ValueError` or `OSError` if the output folder or the picture file cannot be written."""
     if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"Pictures cannot be saved as {picture}: its suffix is not supported. Use .png or .jpg.")
     for folder in filter(None, (output_dir, picture and picture.parent)):
@@ -155,7 +155,7 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
 
 
 def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool) -> Pipeline:
-    """Opens the pipeline of a task. With `optimize`, the results of the optimization are logged."""
+    """Opens the pipeline of a task. If `optimize` is set, optimizes the model and logs the measurements."""
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
@@ -171,7 +171,7 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
 def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of the pipeline call.
 
-    In order of priority, values are given by the user, selected in training, or defaults of the writer.
+    Values given by the user override values selected in training, which override the defaults of the writer.
     """
     chosen = {} if writer.task_config is None else trained_threshold(pipe.model.config, writer.task_config)
     values = {**writer.options, **chosen, **{name: value for name, value in given.items() if value is not None}}
@@ -186,7 +186,7 @@ def _plan_outputs(
     boxes: Path | None,
     overwrite: bool,
 ) -> tuple[list[Path], list[Path]]:
-    """Returns the files for the pages of the picture, and a path prefix for the output files of each image.
+    """Returns the files for the pages of `picture`, and a path prefix for the output files of each image.
 
     Raises:
         ValueError: if an output file would replace an input or, without `overwrite`, a file of an earlier run.
@@ -199,33 +199,33 @@ def _plan_outputs(
 
 
 class Source(NamedTuple):
-    """An image: the image file `file` or, if `rows` is set, row `number` of this dataset, reported under `file`."""
+    """An image: the file `file` or, if `rows` is set, row `number` of the dataset `rows`, with `file` as its name."""
 
     file: Path
     rows: datasets.Dataset | None = None
     number: int = 0
 
     def read(self) -> str | bytes:
-        """Returns the path of the file, or the encoded image in the row; raises `OSError` if the row has no image."""
+        """Returns the path of the file, or the encoded image in the row. Raises `OSError` for a row without image."""
         if self.rows is None:
             return str(self.file)
         try:
             return encoded_bytes(self.rows[self.number]["image"], "image")
-        except Exception as error:  # Reading a dataset row raises errors of many types.
+        except Exception as error:  # Reading a dataset row raises many types of errors.
             raise OSError(f"{error}") from error
 
     def decode(self) -> Image.Image:
-        """Returns the upright 8-bit RGB image, decoded as in training. Raises errors of many types if this fails."""
+        """Returns the upright 8-bit RGB image, decoded as in training. Many types of errors are raised on failure."""
         pixels = read_image(self.read(), "it", num_channels=3)  # (3, H, W)
         return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
 
 
 class Inputs(Dataset[Any]):
-    """Inputs of a pipeline, read lazily: encoded images for pipelines of hf_vit, decoded images for other pipelines.
+    """Lazily read inputs of a pipeline: encoded images for hf_vit pipelines, decoded images for other pipelines.
 
     Args:
         sources: The images.
-        boxes: Object boxes of each file for keypoint detection; if None, each whole image is one object.
+        boxes: Object boxes of each file, for keypoint detection. If None, each whole image is one object.
         pipe: The pipeline.
     """
 
@@ -269,7 +269,7 @@ def _lines(
 
     Args:
         pipe: The pipeline.
-        writer: Converts and writes predictions.
+        writer: Writer for the predictions.
         options: Options of the pipeline call.
         inputs: The images.
         stems: Path prefix for the output files of each image; if empty, no files are written.
@@ -305,7 +305,7 @@ def _lines(
 def _write(
     writer: Writer, image: Image.Image, answer: Any, config: PreTrainedConfig, tile: Image.Image, stem: Path
 ) -> list[str]:
-    """Writes a prediction and its picture to files with names that start with `stem`, and returns their paths."""
+    """Writes a prediction and its picture to files whose names start with `stem`, and returns the file paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     places = {stem.with_name(stem.name + ending): write for ending, write in writer.files.items()}
     for file, write in places.items():
@@ -335,7 +335,7 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
     """Returns the boxes of each image from a file of JSON lines.
 
     Args:
-        file: Lines in the format of `BOX_LINE`, the output of `predict_files` for object detection.
+        file: File with lines in the format of `BOX_LINE`, such as the output of `predict_files` for object detection.
         images: Images that must have a line in the file.
 
     Raises:
@@ -358,7 +358,10 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
 
 
 def find_images(inputs: Sequence[Path]) -> list[Path]:
-    """Lists the files in `inputs` and the image files in its folders; raises `ValueError` if a path has no images."""
+    """Lists the files in `inputs` and the image files in folders in `inputs`.
+
+    Raises `ValueError` if a path has no images.
+    """
     files: list[Path] = []
     for path in inputs:
         if not path.exists():
@@ -381,7 +384,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
 
 
 def find_stored(path: Path) -> list[Source]:
-    """Lists the images in a parquet file, tar file or table, or in a folder of such files, under unique names.
+    """Lists the images in a parquet file, tar file or table, or in a folder of such files. Each has a unique name.
 
     Returns an empty list for other paths.
     """
@@ -408,7 +411,7 @@ def open_image(file: Path) -> Image.Image:
 
 
 def name_outputs(files: Sequence[Path]) -> list[str]:
-    """Returns a unique output name for each file: the file name without suffix, and a number if it is already used."""
+    """Returns a unique output name for each file: the file name without suffix, with a number to resolve conflicts."""
     counts: Counter[str] = Counter()
     names: dict[str, None] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""Search images by text. Image features are stored in an index, which later searches reuse."""
+"""Search images by text. Image features are stored in an index that later searches reuse."""
 
 import os
 from collections.abc import Sequence
@@ -82,9 +82,9 @@ def search_images(
 def index_images(
     model: HfViTForZeroShotImageClassification, processor: Any, sources: Sequence[Source], batch_size: int
 ) -> tuple[list[Source], Tensor]:
-    """Return the M readable images and their normalized features, (M, E) float64.
+    """Return the M readable images and their normalized features, float64 of shape (M, E).
 
-    Features are read from the index. Missing features are computed and added to the index.
+    Features are read from the index. Features that are not in the index are computed and added to it.
     """
     key = digest([digest_weights(model), processor.to_json_string()])
     file = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER / f"search-{key}.safetensors"
@@ -115,7 +115,7 @@ def index_images(
 
 
 def name_of_content(source: Source) -> str | None:
-    """Return a digest of an image file's content. If the file cannot be read, log a warning and return None."""
+    """Return a digest of the content of an image file. If the file cannot be read, log a warning and return None."""
     try:
         content = source.read()
         return digest([Path(content).read_bytes() if isinstance(content, str) else content])
@@ -125,7 +125,7 @@ def name_of_content(source: Source) -> str | None:
 
 
 def decoded(source: Source) -> Any:
-    """Return the decoded image. If it cannot be decoded, log a warning and return None."""
+    """Return the decoded image. If the image cannot be decoded, log a warning and return None."""
     try:
         return source.decode()
     except Exception as error:  # Decoders raise many types of errors.

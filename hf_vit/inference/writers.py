@@ -1,4 +1,4 @@
-"""Conversion of pipeline outputs to JSON, files and pictures for each task."""
+"""Convert pipeline outputs of each task to JSON, files and pictures."""
 
 import csv
 import math
@@ -21,31 +21,31 @@ from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
 
-Part = dict[str, Any]  # a segment of an image: "label", "score" and "mask", a black and white image
-Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns a mask value to each segment.
+Part = dict[str, Any]  # a segment with keys "label", "score" and "mask", a black-and-white image
+Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # assigns mask values to segments
 
 ZERO_SHOT = "zero-shot-image-classification"
-THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one.
-OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training.
+THRESHOLD = 0.5  # Score threshold if neither the caller nor the model configuration sets one.
+OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of the mask of a segment, as in evaluation.
 NO_CLASS = 255  # mask value of pixels without a class or segment
-# Model types that predict metric depth if their configuration does not contain `depth_estimation_type`
+# Model types that predict metric depth if `depth_estimation_type` is missing from their configuration
 METRIC = {"glpn", "hf_vit", "zoedepth"}
 MAX_MILLIMETERS = 65535  # largest depth in a 16-bit PNG
-MAX_SIDE = 480  # Longest side of pictures in pixels; larger images are scaled down.
+MAX_SIDE = 480  # Maximum side length of pictures in pixels. Larger images are scaled down.
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Describes how the output of a pipeline for one image is converted and written.
+    """Functions and options to convert and write the pipeline output for one image.
 
     Args:
         pipeline: Task name of the pipeline in transformers.
         describe: Function that returns the output as a JSON-compatible dictionary.
-        draw: Function that returns a picture of the image with the output and a caption.
+        draw: Function that draws the output on the image, adds a caption, and returns the picture.
         files: Maps file name suffixes to functions that write the output to a file.
         scores: Function that returns all scores in the output.
-        options: Options of the pipeline call with their defaults. None means the default of the pipeline.
-        task_config: Field of `HfViTConfig` with the threshold selected in training; None if the task has no threshold.
+        options: Default values of the options of the pipeline call. None selects the default of the pipeline.
+        task_config: Field of `HfViTConfig` that contains the threshold selected in training; None without a threshold.
     """
 
     pipeline: str
@@ -58,13 +58,13 @@ class Writer:
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
-    """Return the writer for a model, or None if its class is not supported.
+    """Return the writer for a model, or None if the model class is not supported.
 
     Args:
         config: Content of the model's config.json.
         subtask: For segmentation models, "semantic" selects the writer for semantic segmentation.
     """
-    # A config.json of timm has no "architectures". transformers loads timm checkpoints as classifiers.
+    # timm config.json files have no "architectures". transformers loads timm checkpoints as classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     kind = next((kind for kind in WRITERS if kind in name), None)
     if kind == "Segmentation" and subtask == "semantic":
@@ -77,13 +77,13 @@ def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None
 
 
 def labels_of(config: Config) -> list[str]:
-    """Return the labels in the order of class numbers. A class without a label is represented by its number."""
+    """Return the labels in the order of class numbers. The label of an unnamed class is its number."""
     known = {number: label for label, number in config.label2id.items()}
     return [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
 
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with its most likely label, the score of this label, and a caption below."""
+    """Return the image with the most likely label, its score, and a caption below."""
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
@@ -97,17 +97,17 @@ def seen(parts: Sequence[Part]) -> list[Part]:
 
 
 def by_class(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
-    """Return the segments that have visible pixels, each with the number of its class."""
+    """Return pairs of class number and segment for all segments that have visible pixels."""
     return [(config.label2id[part["label"]], part) for part in seen(parts)]
 
 
 def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
-    """Return the segments that have visible pixels, numbered from 0."""
+    """Return pairs of number and segment, numbered from 0, for all segments that have visible pixels."""
     return list(enumerate(seen(parts)))
 
 
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
-    """Return the score and the fraction of pixels for each class in an image, largest fraction first."""
+    """Return the score and the pixel fraction of each class in an image, largest fraction first."""
     classes = [
         _entry(number, part, share=round(_area(part) / math.prod(part["mask"].size), 6))
         for number, part in by_class(parts, config)
@@ -122,7 +122,7 @@ def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
-    """Write a palette PNG. Pixel values are class or segment numbers; palette colors are those of the classes."""
+    """Write a palette PNG. Pixel values are class or segment numbers. The palette contains the class colors."""
     values = np.full((image.height, image.width), NO_CLASS, dtype=np.uint8)
     colors = segmentation_palette(len(labels_of(config)))
     palette = np.full((NO_CLASS + 1, 3), IGNORED, dtype=np.uint8)
@@ -148,7 +148,7 @@ def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, capt
 
 
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
-    """Return the image next to an overlay of its segments. Each has an outline and, if there is space, its label."""
+    """Return the image next to an overlay of its segments with outlines and, if they fit, labels."""
     picture, found = _fitted(image), seen(parts)
     segments = {
         "masks": np.reshape([_mask(part, picture) for part in found], (-1, picture.height, picture.width)),
@@ -169,7 +169,7 @@ def _area(part: Part) -> int:
 
 
 def _mask(part: Part, picture: Image.Image) -> np.ndarray:
-    """Return the mask (H, W) bool of a segment, resized to a picture."""
+    """Return the mask of a segment, bool of shape (H, W), resized to the size of a picture."""
     return np.asarray(part["mask"].resize(picture.size, Image.Resampling.NEAREST)) > 0
 
 
@@ -185,7 +185,7 @@ def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Pat
 def draw_depth_map(
     image: Image.Image, answer: Any, config: Config, caption: str, relative: bool = False
 ) -> Image.Image:
-    """Return the image next to its depth map in colors (near pixels are bright) and a color bar."""
+    """Return the image next to a color bar and its depth map in colors, in which near pixels are bright."""
     picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
     values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
     return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
@@ -201,7 +201,7 @@ def write_objects(image: Image.Image, answer: Any, config: Config, file: Path) -
 
 
 def draw_objects(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with boxes in the colors of their classes, highest scores on top."""
+    """Return the image with boxes in class colors. Objects with higher scores are drawn on top."""
     picture = _fitted(image)
     labels, scores = [config.label2id[found["label"]] for found in answer], [found["score"] for found in answer]
     drawn = draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, labels_of(config), scores)
@@ -219,12 +219,12 @@ def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path)
 
 
 def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with boxes, skeletons and keypoints. Keypoints have one color each, faint for low scores."""
+    """Return the image with boxes, skeletons and keypoints. Each keypoint has its own color; low scores are faint."""
     picture, shape = _fitted(image), (len(answer), len(labels_of(config)))
     points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
     for number, pose in enumerate(answer):
         found = [config.label2id[label] for label in pose["labels"]]
-        # Keypoint coordinates have their origin at the center of the first pixel, so 0.5 is added for the scaling.
+        # The origin of keypoint coordinates is the center of the first pixel, so 0.5 is added before scaling.
         points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
         visibility[number, found], scores[number, found] = 2, pose["scores"]
     skeleton = (config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
@@ -233,7 +233,7 @@ def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, captio
 
 
 def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
-    """Return the boxes (N, 4) in pixels of `picture`, a resized copy of `image`."""
+    """Return boxes (N, 4) in pixel coordinates of `picture`, which is a resized copy of `image`."""
     boxes = np.array([[found["box"][side] for side in CORNERS] for found in answer], dtype=float)
     return boxes.reshape(-1, 4) * picture.width / image.width
 
@@ -248,7 +248,7 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
-    """Call `draw` with the values and options, and return the figure that it writes, with a caption below."""
+    """Return the figure that `draw` writes for the given values and options, with a caption below."""
     buffer = BytesIO()
     draw(*values, file=buffer, **options)
     with Image.open(buffer) as figure:
@@ -283,7 +283,7 @@ METRIC_DEPTH = replace(
 _TEXTS = Writer(
     ZERO_SHOT, lambda answer, _: {**answer[0], "labels": answer}, draw_label, options={"candidate_labels": None}
 )
-# Maps a part of the model class name to the writer. The first key that the class name contains applies.
+# Maps a part of the model class name to a writer. The first key contained in the class name applies.
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
         "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}

@@ -1,1 +1,1 @@
-"""Options: their declaration, conversion and checks, recipes, and rules for resumed training runs."""
+"""Declare, convert and check options, read and write recipes, and define rules for resumed training runs."""

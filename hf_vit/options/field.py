@@ -1,4 +1,4 @@
-"""Declaration of an option: a dataclass field with metadata for its help, valid values and behavior on resume."""
+"""Declare options: dataclass fields with metadata for help texts, valid values and resumed training runs."""
 
 import math
 from dataclasses import MISSING, field
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """An interval of numbers that includes its bounds unless `is_open_below` or `is_open_above` is set."""
+    """An interval of numbers. The bounds are included unless `is_open_below` or `is_open_above` is set."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -27,13 +27,13 @@ class Range(NamedTuple):
 
 
 def check_number(name: str, value: Any, legal: Range | None, default: Any) -> None:
-    """Raise `ValueError` if a value is a number, or a list with a number, that is infinite, NaN or out of range.
+    """Raise `ValueError` if a number, or a number in a list, is infinite, NaN or out of range.
 
     Args:
         name: Name of the option.
         value: Value of the option.
-        legal: Valid range, if any.
-        default: Default value, for the error message.
+        legal: Valid range, or None if all finite numbers are valid.
+        default: Default value, which is named in the error message.
     """
     for number in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -46,7 +46,7 @@ def check_number(name: str, value: Any, legal: Range | None, default: Any) -> No
 class Names(list[str]):
     """Type of options that take a list of names: a list, a comma-separated string, or a JSON list."""
 
-    __args__ = (str,)  # item type, which transformers.HfArgumentParser reads
+    __args__ = (str,)  # item type for transformers.HfArgumentParser
 
 
 COUNT = Range(least=1)
@@ -58,7 +58,7 @@ SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
 SEED = Range(0, 2**32 - 1)
 
 
-# Metadata keys of an option, with their defaults
+# Metadata keys of an option and their default values
 METADATA: dict[str, Any] = {
     "help": "",  # help text
     "brief": None,  # shorter help text for the page of essential options
@@ -67,21 +67,21 @@ METADATA: dict[str, Any] = {
     "group": "",  # title of the group on help pages
     "essential": False,  # whether the page of essential options lists the option
     "synonyms": "",  # names in other libraries, separated by spaces
-    # Rule for resumed runs: "free" allows any change, "fixed" allows none because the saved optimizer depends on the
-    # value, and "" allows changes with `resume_with_changes`.
+    # Whether a resumed run may change the option. "free" allows any change, "fixed" allows none because the saved
+    # optimizer depends on the value, and "" allows changes if `resume_with_changes` is set.
     "resume": "",
     "private": False,  # True for access tokens and one-time requests, which are not saved in recipes
 }
 
 
 def described(**metadata: Any) -> dict[str, Any]:
-    """Return the given metadata of an option, completed with the defaults in `METADATA`."""
+    """Return the metadata of an option. Keys that are not given have their default in `METADATA`."""
     assert metadata.keys() <= METADATA.keys(), metadata
     return {**METADATA, **metadata}
 
 
 class Metadata(dict[str, Any]):
-    """Metadata of an option. `keys` returns only the keys that transformers.HfArgumentParser may pass to argparse."""
+    """Metadata of an option. `keys` returns only keys that transformers.HfArgumentParser may pass to argparse."""
 
     def keys(self) -> Any:
         """Return the keys that are arguments of `ArgumentParser.add_argument` and have a value."""
@@ -89,19 +89,19 @@ class Metadata(dict[str, Any]):
 
 
 def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
-    """Return the dataclass field of an option with the metadata in `METADATA`. Each instance copies a default list."""
+    """Return the dataclass field of an option with the given metadata. A default list is copied for each instance."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(**given, metadata=Metadata(described(help=help, range=range, **metadata)))
 
 
-# Functions that declare options of groups shared by several tasks
+# Functions that declare options in a help group that several tasks share
 data_option = partial(option, group="Data")
 training_images_option = partial(option, group="Training images")
 model_option = partial(option, group="Model")
 augmentation_option = partial(option, group="Augmentation")
 evaluation_option = partial(option, group="Evaluation", essential=True)
 
-# Options that several classes declare with different help texts
+# Functions that declare options with a different help text in each of several classes
 source_option = partial(
     data_option, "", essential=True, synonyms="data data_dir data_path dataset train_dir root", resume="free"
 )

@@ -1,4 +1,4 @@
-"""Metadata of the options that transformers.TrainingArguments declares."""
+"""Metadata of options that transformers.TrainingArguments declares."""
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -12,7 +12,8 @@ from .field import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE_LEFT_OUT, describe
 
 LIBRARY_GROUP = "Options of transformers.TrainingArguments, some with different defaults"
 
-# Options for hardware, logging, evaluation and uploads. A resumed run may change them; they have no other metadata.
+# Options for hardware, logging, evaluation and uploads. They may be changed when a run is resumed, and they have no
+# other metadata.
 FREE = (
     *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph", "debug"),
     *("dataloader_persistent_workers", "dataloader_pin_memory", "disable_tqdm", "local_rank", "project", "report_to"),
@@ -96,5 +97,5 @@ def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
 
 
 def options_of(*kinds: type[Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the metadata of all options of the given dataclasses by name, in the order of the fields."""
+    """Return the metadata of all options of the given dataclasses by option name, in the order of the fields."""
     return {item.name: metadata_of(item) for kind in kinds for item in fields(kind) if item.init}

@@ -1,4 +1,7 @@
-"""Names of options and recipes, with errors that suggest the closest valid name. Imports only the standard library."""
+"""Look up names of options and recipes. Errors suggest the closest valid name.
+
+This module imports only the standard library.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 
-# Error messages for options of other libraries that have no equivalent
+# Error messages for options of other libraries that have no equivalent in hf_vit
 ANSWERS = {
     **{
         name: f"{name} is not needed: evaluation runs automatically after training, and separate commands evaluate a "
@@ -29,8 +32,8 @@ def unknown_option(name: str, synonyms: Mapping[str, str], prefix: str = "--") -
 
     Args:
         name: Name of the option without leading dashes.
-        synonyms: Names in other libraries, separated by spaces, for each valid option.
-        prefix: Text before each option name in the message.
+        synonyms: Maps each valid option to its names in other libraries, separated by spaces.
+        prefix: Text inserted before each option name in the message.
     """
     wanted = name.replace("-", "_").lower()
     if wanted in ANSWERS:
@@ -41,14 +44,14 @@ def unknown_option(name: str, synonyms: Mapping[str, str], prefix: str = "--") -
 
 
 def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a question that suggests the most similar names, or an empty string if none is similar."""
+    """Return a question that suggests the names most similar to `wanted`, or an empty string if no name is similar."""
     meant = get_close_matches(wanted, sorted(names), n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(prefix + name for name in meant)}?" if meant else ""
 
 
 @cache
 def named_recipes() -> dict[str, Path]:
-    """Return a dictionary from the name of each recipe to its file."""
+    """Return the files of all included recipes by recipe name."""
     return {file.stem: file for folder in reversed(FOLDERS) for file in sorted(folder.glob("*.yaml"))}
 
 
@@ -58,7 +61,7 @@ def list_recipes() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a recipe, given its name or the file itself; raise `ValueError` for an unknown name."""
+    """Return the file of a recipe, given the recipe name or the file; raise `ValueError` for an unknown name."""
     if Path(name).suffix in SUFFIXES:
         return Path(name)
     files = named_recipes()
@@ -70,7 +73,7 @@ def find_recipe(name: str) -> Path:
 
 
 def recipes_of(task: str) -> dict[str, str]:
-    """Return a dictionary from the name of each recipe of a task to its one-line description."""
+    """Return the one-line descriptions of all recipes of a task by recipe name."""
     found = {}
     for name, file in named_recipes().items():
         heading = file.read_text(encoding="utf-8")

@@ -43,10 +43,11 @@ def read_recipe(file: Path) -> dict[str, Any]:
 
 
 def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the recipe named by the option `recipe`, overridden by the other given option values.
+    """Return the values in the recipe that `values["recipe"]` names, overridden by the other given values.
 
     Args:
-        values: Option values by name, None if not given. `recipe` is a file or the name of an included recipe.
+        values: Option values by name. None means that an option is not given. The value of `recipe` is a file or the
+            name of an included recipe.
 
     Raises:
         OSError: if the file cannot be read.
@@ -58,7 +59,7 @@ def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def savable_values(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:
-    """Return the option values to save in recipes and commands, as plain YAML and JSON types.
+    """Return the option values that are saved in recipes and commands, as plain YAML and JSON types.
 
     Access tokens and one-time requests, such as `resume_from_checkpoint`, are omitted.
     """
@@ -69,12 +70,12 @@ def savable_values(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dic
 
 
 def recipe_text(values: Mapping[str, Any]) -> str:
-    """Return the content of a recipe file."""
+    """Return option values as the content of a recipe file."""
     return RECIPE_HEADING + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:
-    """Return the recipe saved in the output folder of a training run, or an empty dictionary if it cannot be read."""
+    """Return the recipe in the output folder of a training run, or an empty dictionary if no recipe can be read."""
     file = folder / RECIPE_NAME
     try:
         return read_recipe(file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Construct option dataclasses: check option names, and convert values to the declared types."""
+"""Construct option dataclasses: check option names and convert values to the declared types."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .library import metadata_of, options_of
 from .names import ANSWERS, unknown_option
 
 
-# Pairs of options: the first option must not be larger than the second
+# Pairs of options in which the first value must not be larger than the second
 PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
 PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values to convert
 EXPECTED = {
@@ -25,14 +25,14 @@ EXPECTED = {
 
 
 class Options:
-    """Base class of option dataclasses. Construction converts values to the declared types and checks them."""
+    """Base class of option dataclasses. The constructor converts values to the declared types and checks them."""
 
     def __post_init__(self) -> None:
         convert_all(self)
 
 
 def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
-    """Return an instance of each given option dataclass, with converted and checked values.
+    """Return an instance of each option dataclass in `types`, with converted and checked values.
 
     Args:
         types: Option dataclasses.
@@ -57,9 +57,9 @@ def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict
 
 
 def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given values converted to the declared types, for recipes and commands.
+    """Convert option values to the declared types, to save them in recipes and commands.
 
-    Raises `ValueError` for unknown options and wrong types. Ranges are not checked.
+    Raise `ValueError` for unknown options and values of a wrong type. Ranges are not checked.
     """
     known = options_of(*types)
     kinds = {name: kind for declaring in types for name, kind in get_type_hints(declaring).items()}
@@ -72,7 +72,7 @@ def convert_all(options: Any) -> None:
     kinds, values = get_type_hints(type(options)), vars(options)
     for item in fields(options):
         value, metadata = values.get(item.name), metadata_of(item)
-        # Defaults and objects such as an AcceleratorConfig are not converted.
+        # Default values and objects, such as an AcceleratorConfig, are not converted.
         if isinstance(value, PLAIN) and value is not item.default:
             value = convert(item.name, value, kinds[item.name], metadata["choices"])
             setattr(options, item.name, value)
@@ -137,7 +137,7 @@ def as_type(value: Any, kind: Any) -> Any:
 
 
 def as_sequence(value: Any, kind: Any) -> Any:
-    """Convert a value to a list or a fixed-length tuple. A string, path or number becomes the only item."""
+    """Convert a value to a list or a fixed-length tuple. A string, path or number becomes a sequence of one item."""
     items = [value] if isinstance(value, str | os.PathLike | Real) else list(value)
     types = get_args(kind)
     if get_origin(kind) is tuple:
@@ -146,7 +146,7 @@ def as_sequence(value: Any, kind: Any) -> Any:
 
 
 def expectation(kind: Any) -> str:
-    """Describe the expected values of a type for error messages, such as "a whole number"."""
+    """Return a description of the valid values of a type for error messages, such as "a whole number"."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in EXPECTED:
         return EXPECTED[origin]

@@ -1,1 +1,1 @@
-"""Subjects of `scripts/benchmark.py`, one file per subject, and their shared harness."""
+"""Benchmarks run by `scripts/benchmark.py`, one file per subject, and the harness that they share."""

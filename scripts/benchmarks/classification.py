@@ -1,4 +1,7 @@
-"""Compare the throughput of image classifiers with transformers and timm. Above 1, this package is faster."""
+"""Compare the throughput of image classifiers with transformers and timm.
+
+A ratio above 1 means that this package is faster.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +52,7 @@ class Arguments(StepArguments):
 
 
 def make_transformers_model(config: HfViTConfig) -> nn.Module:
-    """Return transformers' model of the same architecture with random weights."""
+    """Return a transformers model with the architecture in `config` and random weights."""
     names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"}
     names |= {"image_size", "patch_size", "num_channels"}
     shape = {name: value for name, value in config.to_dict().items() if name in names}
@@ -57,7 +60,7 @@ def make_transformers_model(config: HfViTConfig) -> nn.Module:
 
 
 def make_timm_model(config: HfViTConfig) -> nn.Module:
-    """Return timm's model of the same architecture with random weights."""
+    """Return a timm model with the architecture in `config` and random weights."""
     return VisionTransformer(
         img_size=to_pair(config.image_size),
         patch_size=to_pair(config.patch_size),
@@ -84,13 +87,13 @@ def set_attention(model: nn.Module, attention: str) -> None:
     elif isinstance(model, VisionTransformer):
         for part in model.modules():
             if isinstance(part, Attention):
-                vars(part)["fused_attn"] = attention == "sdpa"  # timm has no setter
+                vars(part)["fused_attn"] = attention == "sdpa"  # timm has no method for this
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
     """Return a function that runs a forward pass or a training step with AdamW on fixed images of 224 pixels.
 
-    Inference uses weights of `dtype`. Training uses float32 weights and autocast, as the Trainer does.
+    Inference uses weights in `dtype`. Training uses float32 weights and autocast, as in the Trainer of transformers.
     """
     training = mode == "train"
     model.to(device, torch.float32 if training else dtype).train(training)
@@ -118,20 +121,20 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
 def measure_gpu(
     steps: dict[str, Callable[[], object]], rounds: list[dict[str, float]], flops: int, batch_size: int
 ) -> dict[str, float]:
-    """Return peak memory in MiB and model FLOPs utilization, given the FLOPs of an image."""
+    """Return the peak memory in MiB and the model FLOPs utilization of each step, given the FLOPs per image."""
     peak, found = peak_flops(torch.cuda.get_device_name()), dict[str, float]()
     for name, step in steps.items():
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
         step()
-        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - start) / 2**20  # without weights and optimizer
+        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - start) / 2**20  # excludes weights and optimizer
         if peak is not None:
             found[f"{name} mfu"] = batch_size * flops / median_of(rounds, name) / peak
     return found
 
 
 def main(args: Arguments) -> None:
-    """Measure all combinations of options and print a row for each."""
+    """Measure all combinations of options and print one row per combination."""
     run, rows = describe_run(args, transformers, timm), list[dict[str, Any]]()
     for preset in args.presets:
         torch.manual_seed(0)

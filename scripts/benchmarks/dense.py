@@ -1,7 +1,8 @@
-"""Compare the throughput of segmentation and depth models with transformers, from pixels to maps of the image size.
+"""Compare the throughput of segmentation and depth models with transformers.
 
 All backbones are ViT-S/16, except for SegFormer-b2, which has a similar number of parameters. A step is a forward pass
-and the post-processing of each library. A ratio above 1 means that this package is faster.
+and the post-processing of the library, from image pixels to maps of the image size. A ratio above 1 means that this
+package is faster.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from .harness import ModelArguments, compare_with_peer, describe_run, print_head
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
 NECK = {"neck_hidden_sizes": [48, 96, 192, 384], "fusion_hidden_size": 64}
-Models = dict[str, tuple[nn.Module, Callable[..., object]]]  # models with random weights, and their post-processing
+# Models with random weights, and their post-processing functions, by name
+Models = dict[str, tuple[nn.Module, Callable[..., object]]]
 
 
 @dataclass(kw_only=True)
@@ -34,7 +36,7 @@ class Arguments(ModelArguments):
 
 
 def make_semantic(args: Arguments) -> Models:
-    """Return the models for semantic segmentation: ours and SegFormer-b2."""
+    """Return our model and SegFormer-b2 for semantic segmentation."""
     config = hf_vit.HfViTConfig.from_preset("small", image_size=args.image_size, num_labels=args.num_labels)
     ours = hf_vit.HfViTForSemanticSegmentation(config)
     peer = transformers.SegformerConfig(
@@ -48,7 +50,7 @@ def make_semantic(args: Arguments) -> Models:
 
 
 def make_panoptic(args: Arguments) -> Models:
-    """Return the models for panoptic segmentation: ours and EoMT."""
+    """Return our model and EoMT for panoptic segmentation."""
     sizes = {"image_size": args.image_size, "num_labels": args.num_labels}
     options = {"num_queries": args.num_queries}
     config = hf_vit.HfViTConfig.from_preset(
@@ -65,7 +67,7 @@ def make_panoptic(args: Arguments) -> Models:
 
 
 def make_depth(args: Arguments) -> Models:
-    """Return the models for depth estimation: ours and DPT."""
+    """Return our model and DPT for depth estimation."""
     options = {**NECK, "depth_estimation_type": "relative"}
     config = hf_vit.HfViTConfig.from_preset("small", image_size=args.image_size, depth_config=options)
     shape = {**SHAPE, "intermediate_size": 1536, "image_size": args.image_size}
@@ -84,7 +86,7 @@ MAKE_MODELS: dict[str, Callable[[Arguments], Models]] = {
 
 
 def main(args: Arguments) -> None:
-    """Measure all tasks and print a row for each."""
+    """Measure all tasks and print one row per task."""
     run, rows = describe_run(args, transformers), list[list[Any]]()
     sizes = [(args.image_size, args.image_size)] * args.batch_size
     print_header("task", "peer", "hf_vit images/s", "peer images/s", "ratio")

@@ -1,8 +1,8 @@
-"""Compare the throughput of object detectors with transformers, from pixels to boxes in the image.
+"""Compare the throughput of object detectors with transformers.
 
-All backbones are ViT-S/16; with deformable decoders, they use 4 x 4 windows and 4 blocks with global attention. The
-decoders have the same number of queries, layers and sampling points. A step is a forward pass and the post-processing
-of each library. A ratio above 1 means that this package is faster.
+All backbones are ViT-S/16. With deformable decoders, the backbones have 4 x 4 windows and 4 blocks with global
+attention. The decoders have the same number of queries, layers and sampling points. A step is a forward pass and the
+post-processing of the library, from image pixels to boxes. A ratio above 1 means that this package is faster.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .harness import ModelArguments, compare_with_peer, describe_run, print_head
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "patch_size": 16}
 GLOBAL_BLOCKS = [2, 5, 8, 11]
-NUM_WINDOWS = 4  # per side of the image
+NUM_WINDOWS = 4  # number of windows along each side of the image
 NUM_LAYERS, NUM_POINTS = 3, 2
 PEERS = {"YOLOS": "queries", "LW-DETR": "deformable", "RF-DETR": "deformable"}
 
@@ -36,7 +36,7 @@ class Arguments(ModelArguments):
 
 
 def make_ours(decoder: str, args: Arguments) -> nn.Module:
-    """Return our model with random weights."""
+    """Return our model with the given decoder and random weights."""
     fields: dict[str, Any] = {"image_size": args.image_size, "num_labels": args.num_labels}
     options: dict[str, Any] = {"decoder": decoder, "num_queries": args.num_queries}
     if decoder == "queries":
@@ -49,7 +49,7 @@ def make_ours(decoder: str, args: Arguments) -> nn.Module:
 
 
 def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
-    """Return transformers' model with random weights, and its image processor."""
+    """Return the transformers model `name` with random weights, and its image processor."""
     shape: dict[str, Any] = {**SHAPE, "image_size": args.image_size}
     if name == "YOLOS":
         shape = {**shape, "image_size": [args.image_size, args.image_size], "intermediate_size": 1536}
@@ -75,7 +75,7 @@ def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
 
 
 def main(args: Arguments) -> None:
-    """Measure all peers and print a row for each."""
+    """Compare our model with all peers and print one row per peer."""
     run, rows = describe_run(args, transformers), list[list[Any]]()
     sizes = torch.tensor([(args.image_size, args.image_size)] * args.batch_size, device=args.device)
     print_header("decoder", "peer", "hf_vit images/s", "peer images/s", "ratio")

@@ -1,11 +1,11 @@
 """Measure how time and memory of a forward pass scale with image size, batch size, depth and number of queries.
 
-The model is a detector whose queries are tokens of all blocks. One of the four sizes varies per curve; the others are
---image_size, --batch_size, --depth and --queries. Measurements are compared with a prediction. The predicted time is a
-linear function of FLOPs, bytes moved and number of blocks, with three coefficients fitted to all measurements. The
-predicted memory is that of the tensors alive in the middle of an MLP, without fitted coefficients. On CPUs, resident
-memory is measured, which includes buffers of kernels and of the allocator, so ratios to the prediction are above 1;
-they should be constant.
+The model is a detector whose query tokens pass through all blocks. Each curve varies one of the four sizes; the other
+three sizes are set by --image_size, --batch_size, --depth and --queries. Measurements are compared with predictions.
+The predicted time is a linear function of FLOPs, bytes moved and number of blocks, with three coefficients fitted to
+all measurements. The predicted memory is the memory of the tensors alive in the middle of an MLP, without fitted
+coefficients. On CPUs, resident memory is measured, which includes buffers of kernels and of the allocator. Therefore,
+the ratio of measured to predicted memory is above 1, but it should be constant.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class Arguments(ModelArguments):
 
 @dataclass(frozen=True)
 class Point:
-    """Sizes of a model and its input."""
+    """Point of a curve: the sizes of a model and its input."""
 
     image_size: int
     batch_size: int
@@ -68,25 +68,25 @@ class Point:
         return torch.inference_mode()(lambda: model(images))
 
     def costs(self, config: HfViTConfig, item_size: int) -> tuple[float, float, float]:
-        """Return FLOPs, bytes moved and number of blocks, the features of the time prediction."""
+        """Return the FLOPs, bytes moved and number of blocks, from which the time is predicted."""
         width, inner, tokens = config.hidden_size, config.intermediate_size, self.num_tokens(config)
         products = (
             tokens * (4 * width**2 + 2 * width * inner) + 2 * tokens**2 * width
-        )  # multiply-adds of an image in a block
+        )  # multiply-adds of one block for one image
         embedding = (tokens - self.queries) * width * config.num_channels * math.prod(to_pair(config.patch_size))
         operations = 2.0 * self.batch_size * (self.depth * products + embedding)
         weights = 4 * width**2 + 2 * width * inner
-        # Tensors read and written per block: qkv 4, attention 4, projection 2, norms 4, residuals 6, MLP 2 of width D.
+        # Tensors of width D read and written per block: qkv 4, attention 4, projection 2, norms 4, residuals 6, MLP 2.
         states = self.batch_size * tokens * (22 * width + 4 * inner)
         return operations, float(item_size * self.depth * (weights + states)), float(self.depth)
 
     def memory(self, config: HfViTConfig, item_size: int) -> float:
-        """Return the bytes alive in the middle of an MLP: tokens, normalized tokens, and both hidden states."""
+        """Return the bytes of tensors alive in the middle of an MLP: tokens, normalized tokens, both hidden states."""
         states = 2 * config.hidden_size + 2 * config.intermediate_size
         return float(item_size * self.batch_size * self.num_tokens(config) * states)
 
     def num_tokens(self, config: HfViTConfig) -> int:
-        """Return the number of tokens L of an image."""
+        """Return the number of tokens per image, L."""
         rows, columns = (self.image_size // side for side in to_pair(config.patch_size))
         return config.num_prefix_tokens + rows * columns + self.queries
 
@@ -100,7 +100,7 @@ def measure_memory(step: Callable[[], object], device: str) -> float | None:
         return float(torch.cuda.max_memory_allocated() - before)
     if sys.platform != "linux":
         return None
-    ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier steps would be reused without being measured
+    ctypes.CDLL(None).malloc_trim(0)  # Otherwise, reuse of freed memory would not be measured.
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current memory
     before = peak_memory()
     step()
@@ -108,7 +108,7 @@ def measure_memory(step: Callable[[], object], device: str) -> float | None:
 
 
 def curves_of(args: Arguments) -> dict[str, list[Point]]:
-    """Return the points of each curve."""
+    """Return the points of each curve by curve name."""
     shared = Point(args.image_size, args.batch_size, args.depth, args.queries)
     values = {
         "image_size": args.image_sizes,
@@ -120,7 +120,7 @@ def curves_of(args: Arguments) -> dict[str, list[Point]]:
 
 
 def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
-    """Return measurements and predictions of each point."""
+    """Return the measurements and predictions for each point."""
     config, item_size = HfViTConfig.from_preset(args.preset), DTYPES[args.dtype].itemsize
     rows = []
     for point in points:
@@ -130,7 +130,7 @@ def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
     costs = np.array([point.costs(config, item_size) for point in points])
     times = np.array([row["seconds"] for row in rows])
     scale = costs.max(axis=0)
-    # Least squares of the relative errors, with coefficients that are not negative
+    # Non-negative least squares fit that minimizes relative errors
     rates = nnls(costs / scale / times[:, None], np.ones(len(points)))[0] / scale
     for row, point, predicted in zip(rows, points, costs @ rates, strict=True):
         row |= {"predicted_seconds": float(predicted), "predicted_bytes": point.memory(config, item_size)}
@@ -163,7 +163,7 @@ def draw(curves: dict[str, list[dict[str, Any]]], file: str) -> None:
 
 
 def main(args: Arguments) -> None:
-    """Measure all points, print them with the predictions, and plot the curves."""
+    """Measure all points, print the measurements and predictions, and plot the curves."""
     run = describe_run(args, transformers)
     torch.manual_seed(0)
     curves = curves_of(args)

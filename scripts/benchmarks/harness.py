@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: options, rounds in random order, ratios, tables, results as JSON."""
+"""Functions that all benchmarks share: options, rounds in random order, ratios, tables, and results as JSON."""
 
 import io
 import json
@@ -24,21 +24,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(kw_only=True)
 class OutputArguments:
-    """Options of the output."""
+    """Output options of a benchmark."""
 
     output: str | None = field(default=None, metadata={"help": "file for the result as JSON"})
 
 
 @dataclass(kw_only=True)
 class RoundArguments(OutputArguments):
-    """Options of the rounds."""
+    """Options for the rounds of a benchmark."""
 
     rounds: int = field(default=7, metadata={"help": "number of rounds; each measures all candidates in random order"})
 
 
 @dataclass(kw_only=True)
 class StepArguments(RoundArguments):
-    """Options of timed steps."""
+    """Options for the timed steps of a benchmark."""
 
     min_seconds: float = field(
         default=0.5, metadata={"help": "minimum time per measurement; short steps are repeated"}
@@ -48,19 +48,19 @@ class StepArguments(RoundArguments):
 
 @dataclass(kw_only=True)
 class ModelArguments(StepArguments):
-    """Options of the images."""
+    """Options for the input images of a benchmark."""
 
     image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
     batch_size: int = field(default=1, metadata={"help": "images per step"})
     dtype: str = field(default="float32", metadata={"help": ", ".join(DTYPES)})
 
     def random_images(self) -> torch.Tensor:
-        """Return a batch of noise, (B, 3, H, W) float32."""
+        """Return a batch of random noise images, float32 of shape (B, 3, H, W)."""
         return torch.randn(self.batch_size, 3, self.image_size, self.image_size).to(self.device)
 
 
 def make_photos(size: Sequence[int], count: int = 16) -> list[bytes]:
-    """Return JPEG files of smooth random colors, which take about as long to decode as photos."""
+    """Return encoded JPEG images of smooth random colors. They take about as long to decode as photos."""
     photos = []
     for number in range(count):
         noise = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(number))
@@ -71,7 +71,7 @@ def make_photos(size: Sequence[int], count: int = 16) -> list[bytes]:
 
 
 def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Iterator[dict[str, T]]:
-    """Yield the results of each round, in which every function is called once, in random order."""
+    """Yield the results of each round by name. A round calls every function once, in random order."""
     names, order = list(measurements), random.Random(0)
     for _ in range(rounds):
         found = {name: measurements[name]() for name in order.sample(names, len(names))}
@@ -79,7 +79,7 @@ def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Itera
 
 
 def time_steps(steps: Mapping[str, Callable[[], object]], args: StepArguments) -> list[dict[str, float]]:
-    """Return the seconds of each step in each round; short steps are repeated."""
+    """Return the seconds of each step in each round. Short steps are repeated for a precise measurement."""
 
     def seconds(step: Callable[[], object], repeats: int = 1) -> float:
         start = time.perf_counter()
@@ -95,12 +95,12 @@ def time_steps(steps: Mapping[str, Callable[[], object]], args: StepArguments) -
 
 
 def median_of(rounds: Sequence[Mapping[str, float]], name: str) -> float:
-    """Return the median of a measurement."""
+    """Return the median over the rounds of the measurement `name`."""
     return median(found[name] for found in rounds)
 
 
 def median_ratio(rounds: Sequence[Mapping[str, float]], name: str, to: str) -> float:
-    """Return the median over the rounds of the ratio of two measurements."""
+    """Return the median over the rounds of the ratio of the measurement `name` to the measurement `to`."""
     return median(found[name] / found[to] for found in rounds)
 
 
@@ -111,11 +111,11 @@ def compare_with_peer(
 
     Args:
         task: First cell of the row.
-        models: The models "hf_vit" and a peer, each with the function that decodes its outputs.
+        models: Two models by name, "hf_vit" and a peer, each with the function that decodes its outputs.
         args: Options of the measurement.
 
     Returns:
-        Task, name of the peer, images per second of both, and their ratio, which is above 1 if "hf_vit" is faster.
+        Task, name of the peer, images per second of both models, and their ratio. It is above 1 if "hf_vit" is faster.
     """
     images = args.random_images().to(DTYPES[args.dtype])
 
@@ -132,7 +132,7 @@ def compare_with_peer(
 
 
 def describe_run(args: OutputArguments, *libraries: ModuleType) -> dict[str, Any]:
-    """Print and return hardware, versions and options."""
+    """Print and return the hardware, library versions and options of a benchmark."""
     device = args.device if isinstance(args, StepArguments) else "cuda" if torch.cuda.is_available() else "cpu"
     run = {
         "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
@@ -156,6 +156,6 @@ def print_row(*values: Any) -> None:
 
 
 def save(result: dict[str, Any], output: str | None) -> None:
-    """Write a result as JSON if a file is given."""
+    """Write a result to the JSON file `output` unless it is None."""
     if output:
         Path(output).write_text(json.dumps(result, indent=1) + "\n")

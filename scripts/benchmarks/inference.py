@@ -1,8 +1,8 @@
-"""Compare the speed of eager, compiled and 8-bit image classifiers and of other runtimes.
+"""Compare the speed of eager, compiled and 8-bit image classifiers with other libraries and runtimes.
 
-Speeds are relative to the fastest uncompiled model of transformers and timm in float32 or bfloat16. Weights are
-random, and int8 is calibrated on noise, which does not affect its speed. `--product` adds a lower bound of the time:
-the matrix products of all linear layers with packed weights.
+Speeds are relative to the fastest uncompiled transformers or timm model in float32 or bfloat16. Weights are
+random. int8 is calibrated on noise, which does not affect its speed. `--product` adds a lower bound of the time: the
+time of the matrix products of all linear layers with packed weights.
 """
 
 import copy
@@ -85,7 +85,7 @@ def main(args: Arguments) -> None:
 
 
 def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[dict[str, Callable[[], object]], object]:
-    """Return the functions to time by name, and the report of `optimize_for_inference`."""
+    """Return the functions to time, by name, and the report of `optimize_for_inference`."""
     steps: dict[str, Callable[[], object]] = {}
     for library, make in EAGER.items():
         for name in ("float32", "bfloat16"):
@@ -110,19 +110,19 @@ def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[di
 
 
 class NamedInput(nn.Module):
-    """Model of timm whose input is named `pixel_values`."""
+    """Wrapper of a timm model that names the model input `pixel_values`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to logits (B, K)."""
+        """Return the logits (B, K) for images (B, C, H, W)."""
         return self.model(pixel_values)
 
 
 def product_step(config: HfViTConfig, batch_size: int) -> Callable[[], object]:
-    """Return a function that computes the matrix products of all blocks, in the shape of fc1, with packed weights."""
+    """Return a function that computes the matrix products of all blocks with packed weights, in the shape of fc1."""
     num_tokens, width = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1], config.hidden_size
     rows = torch.randn(batch_size * num_tokens, width, dtype=torch.bfloat16)
     weight = torch.randn(4 * width, width, dtype=torch.bfloat16)
@@ -131,21 +131,21 @@ def product_step(config: HfViTConfig, batch_size: int) -> Callable[[], object]:
     def step() -> None:
         for _ in range(
             3 * config.num_hidden_layers
-        ):  # per block: one for query, key, value and projection, two for the MLP
+        ):  # per block: 1 for query, key, value and projection, 2 for the MLP
             torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
     return step
 
 
 def onnx_file(model: nn.Module, images: Tensor, folder: str) -> str:
-    """Export a model for images of one shape to an ONNX file; return its path."""
+    """Export a model for images of one shape to an ONNX file; return the path of the file."""
     file = str(Path(folder) / "model.onnx")
     torch.onnx.export(FlatOutputs(copy.deepcopy(model)), (images,), file, dynamo=True, verbose=False)
     return file
 
 
 def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    """Return a function that runs the model in onnxruntime in float32, the precision of its CPU kernels."""
+    """Return a function that runs a model in onnxruntime in float32, the precision of the onnxruntime CPU kernels."""
     onnxruntime = import_module("onnxruntime")
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
@@ -155,7 +155,7 @@ def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
 
 
 def openvino_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    """Return a function that runs the model in OpenVINO, in the precision that it selects for the CPU."""
+    """Return a function that runs a model in OpenVINO, in the precision that OpenVINO selects for the CPU."""
     openvino = import_module("openvino")
     with tempfile.TemporaryDirectory() as folder:
         network = openvino.Core().read_model(onnx_file(model, images, folder))

@@ -1,14 +1,14 @@
-"""Train a model of transformers for the same time and on the same images as a training run of this package.
+"""Train a transformers model for the same time and on the same images as a training run of this package.
 
-The peer replaces our model in the training run of a recipe: images, augmentation, image size, batch size, precision
-and evaluation are the same. It is trained in a PyTorch loop with AdamW, warmup and cosine decay. Its learning rate is
-a function of the elapsed time, so that the schedule ends after the seconds of our run (`train_runtime` in
-train_results.json); alternatively, it trains for a number of steps. Several learning rates are tried with the first
-seed; the best one is repeated with the other seeds.
+The transformers model (the peer) replaces our model in the training run of a recipe. Images, augmentation, image size,
+batch size, precision and evaluation are the same. The peer is trained in a PyTorch loop with AdamW, warmup and cosine
+decay. By default, the learning rate is a function of the elapsed time, and the schedule ends after the duration of our
+training run (`train_runtime` in train_results.json). Alternatively, the peer is trained for a number of steps. Several
+learning rates are tried with the first seed, and the best learning rate is used with the other seeds.
 
-Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and
-depth. Peers from a published DINOv2: `Dinov2ForImageClassification`, a linear head on `Dinov2Backbone`, DPT and
-RF-DETR. All their weights are trained.
+Peers trained from scratch are ViT, EoMT, DPT and ViTPose of the same shape as our model, SegFormer-b0, and LW-DETR of
+the same width and depth. Peers with a published DINOv2 encoder are `Dinov2ForImageClassification`, a linear head on
+`Dinov2Backbone`, DPT and RF-DETR. All weights of a peer are trained.
 """
 
 import json
@@ -40,7 +40,7 @@ from hf_vit.training.publishing.report import evaluation_split
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
 
-# Options of a recipe that do not apply to the peer.
+# Recipe options that do not apply to the peer
 OWN_OPTIONS = (
     *("learning_rate", "use_muon", "ema_decay", "layer_decay", "head_learning_rate", "progressive_sizes"),
     *("head_lr_multiplier", "probe_classifier", "trainable_blocks", "cached_views", "lora_rank", "token_drop_rate"),
@@ -69,16 +69,16 @@ class Arguments(OutputArguments):
 
 
 class Peer(nn.Module):
-    """Wrapper of a model of transformers with the configuration and task options of our model.
+    """Wrapper that gives a transformers model the configuration and task options of our model.
 
     Args:
         ours: Our model.
-        peer: Model of transformers; it gets the attention implementation of our model.
+        peer: The transformers model. It is set to the attention implementation of our model.
     """
 
     def __init__(self, ours: Any, peer: transformers.PreTrainedModel) -> None:
         super().__init__()
-        if peer._supports_sdpa:  # otherwise the implementation is fixed
+        if peer._supports_sdpa:  # Other peers have a single implementation.
             peer.set_attn_implementation(ours.config._attn_implementation)
         self.config, self.peer = ours.config, peer
         self.options: Any = vars(ours).get("options")
@@ -89,7 +89,7 @@ class Peer(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Run the model without the padding mask, which it does not support."""
+        """Run the transformers model without the padding mask, which it does not support."""
         return self.peer(pixel_values=pixel_values, labels=labels)
 
 
@@ -103,10 +103,10 @@ class UniversalPeer(Peer):
 
 
 class DepthPeer(Peer):
-    """Peer for depth estimation: DPT, with our loss, because it has none."""
+    """Peer for depth estimation: DPT, with our loss, because DPT in transformers has no loss."""
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Run the model; the predicted depth has the units of our model."""
+        """Run the model and return the predicted depth in the units of our model."""
         outputs = self.peer(pixel_values=pixel_values)
         if labels is not None:
             outputs["loss"] = depth_loss(outputs.predicted_depth, labels, self.options)
@@ -124,7 +124,10 @@ class DetectionPeer(Peer):
 
 
 class KeypointPeer(Peer):
-    """Peer for keypoint detection: ViTPose, with our loss (that of its paper), because it has none."""
+    """Peer for keypoint detection: ViTPose, with our loss, because ViTPose in transformers has no loss.
+
+    Our loss is the loss of the ViTPose paper.
+    """
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
         """Run the model."""
@@ -135,12 +138,12 @@ class KeypointPeer(Peer):
         return outputs
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
-        """Return the heatmaps predicted from mirrored images, mirrored back."""
+        """Predict heatmaps from mirrored images and return these heatmaps, mirrored back."""
         return flip_heatmaps(self(pixel_values.flip(-1)).heatmaps, self.options.flip_pairs)
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """Return the configuration fields that transformers' plain ViTs share with ours."""
+    """Return the configuration fields of our model that all plain ViTs in transformers share."""
     (patch, patch_width), size = to_pair(config.patch_size), to_pair(config.image_size)
     assert patch == patch_width, "transformers' models have square patches"
     return {
@@ -155,7 +158,7 @@ def shape_of(config: Any) -> dict[str, Any]:
 
 
 def make_classifier(ours: Any) -> Peer:
-    """Return transformers' ViT of the same shape."""
+    """Return a transformers ViT of the same shape as our model."""
     config = transformers.ViTConfig(**shape_of(ours.config), num_labels=ours.config.num_labels)
     return Peer(ours, transformers.ViTForImageClassification(config))
 
@@ -167,19 +170,19 @@ def make_segmenter(ours: Any) -> Peer:
 
 
 def make_universal_segmenter(ours: Any) -> Peer:
-    """Return EoMT of the same shape, with the same number of queries and of blocks with queries."""
+    """Return EoMT of the same shape as our model, with equal numbers of queries and of blocks with queries."""
     options = {name: vars(ours.options)[name] for name in ("num_queries", "train_num_points")}
     options["num_blocks"] = ours.options.num_blocks or min(4, ours.config.num_hidden_layers)
     shape = {name: value for name, value in shape_of(ours.config).items() if name != "intermediate_size"}
     shape["mlp_ratio"] = ours.config.intermediate_size // ours.config.hidden_size
     config = transformers.EomtConfig(**shape, num_labels=ours.config.num_labels, **options)
     peer = transformers.EomtForUniversalSegmentation(config)
-    peer.attn_mask_probs.zero_()  # the final state of mask annealing: no masked attention
+    peer.attn_mask_probs.zero_()  # Zero is the final state of mask annealing: no masked attention.
     return UniversalPeer(ours, peer)
 
 
 def make_depth_estimator(ours: Any) -> Peer:
-    """Return DPT of the same shape and neck."""
+    """Return DPT with the same shape and neck as our model."""
     config = transformers.DPTConfig(
         **shape_of(ours.config),
         neck_hidden_sizes=list(ours.options.neck_hidden_sizes),
@@ -196,7 +199,7 @@ def make_depth_estimator(ours: Any) -> Peer:
 
 
 def decoder_of(ours: Any) -> dict[str, Any]:
-    """Return the configuration fields that the decoders of LW-DETR and RF-DETR share with ours."""
+    """Return the configuration fields that the decoders of LW-DETR and RF-DETR share with our decoder."""
     options = ours.options
     return {
         "d_model": options.hidden_size,
@@ -210,7 +213,7 @@ def decoder_of(ours: Any) -> dict[str, Any]:
 
 
 def make_detector(ours: Any) -> Peer:
-    """Return LW-DETR with the same width, depth, queries, groups and decoder layers."""
+    """Return LW-DETR with the same width, depth, queries, groups and decoder layers as our model."""
     shape, options = shape_of(ours.config), ours.options
     blocks = ours.config.num_hidden_layers
     whole = ours.config.global_attention_layers
@@ -231,7 +234,7 @@ def make_detector(ours: Any) -> Peer:
 
 
 def make_pose_estimator(ours: Any) -> Peer:
-    """Return ViTPose of the same shape with its classic decoder. Its patches must be larger than 4 pixels."""
+    """Return ViTPose of the same shape as our model, with the classic decoder. Patches must exceed 4 pixels."""
     shape = shape_of(ours.config)
     patch, size = (to_pair(value) for value in (shape.pop("patch_size"), shape.pop("image_size")))
     shape["mlp_ratio"] = shape.pop("intermediate_size") // shape["hidden_size"]
@@ -252,7 +255,7 @@ class LinearSegmenter(Peer):
         self.classifier = nn.Conv2d(ours.config.hidden_size, ours.config.num_labels, 1)
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Run the model; the logits have the size of the patch grid."""
+        """Run the model and return logits of the size of the patch grid."""
         logits = self.classifier(self.norm(self.peer(pixel_values).feature_maps[-1]))
         loss = None
         if labels is not None:
@@ -268,7 +271,7 @@ def open_classifier(ours: Any, name: str) -> Peer:
 
 
 def open_segmenter(ours: Any, name: str) -> Peer:
-    """Return a linear head on a published encoder."""
+    """Return a linear segmentation head on a published encoder."""
     return LinearSegmenter(ours, transformers.Dinov2Backbone.from_pretrained(name))
 
 
@@ -291,7 +294,7 @@ def open_depth_estimator(ours: Any, name: str) -> Peer:
 
 
 def open_detector(ours: Any, name: str) -> Peer:
-    """Return RF-DETR on a published encoder, without windows, with the decoder width and queries of our model."""
+    """Return RF-DETR on a published encoder without windows. Decoder width and queries are those of our model."""
     encoder = transformers.Dinov2Config.from_pretrained(name).to_dict()
     blocks = encoder["num_hidden_layers"]
     whole: dict[str, Any] = {"num_windows": 1, "out_indices": [blocks // 2, blocks], "out_features": None}
@@ -321,7 +324,7 @@ MAKE_PEER: dict[str, Callable[[Any], Peer]] = {
     "object_detection": make_detector,
     "keypoint_detection": make_pose_estimator,
 }
-CHOOSES = {  # score that selects the learning rate
+CHOOSES = {  # evaluation score by which the learning rate is selected
     "image_classification": "accuracy",
     "semantic_segmentation": "mean_iou",
     "universal_segmentation": "pq",
@@ -330,11 +333,11 @@ CHOOSES = {  # score that selects the learning rate
     "keypoint_detection": "nme",
 }
 START_DEPTH = 1.0  # initial depth of DPT in meters; near 0, the gradient of its last ReLU can vanish
-SQUEEZED = {"universal_segmentation", "depth_estimation"}  # tasks whose peers need images of one size
+SQUEEZED = {"universal_segmentation", "depth_estimation"}  # tasks whose peers require all images to have the same size
 
 
 def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
-    """Return the task of our training run with the options that apply to the peer."""
+    """Return the task of our training run, with only those options that apply to the peer."""
     recipe = read_recipe(Path(args.training) / "recipe.yaml")
     kept = {name: value for name, value in recipe.items() if name not in OWN_OPTIONS}
     shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
@@ -345,7 +348,7 @@ def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
 def train_model(
     model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None
 ) -> int:
-    """Train a model on the data of a trainer for a time or a number of steps; return the number of steps."""
+    """Train a model on the data of a trainer for some seconds or a number of steps; return the number of steps."""
     args = trainer.args
     loader = DataLoader(
         trainer.train_dataset,
@@ -386,7 +389,7 @@ def train_model(
 
 
 def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[str, float]:
-    """Train a peer and return its scores, number of steps and number of parameters."""
+    """Train a peer and return the scores, number of steps and number of parameters of the peer."""
     with tempfile.TemporaryDirectory() as folder:
         task = parse_recipe(args, seed, folder)
         task.load_data()
@@ -403,7 +406,7 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
 
 
 def main(args: Arguments) -> None:
-    """Train the peer with all learning rates, then with all seeds, and print a row for each run."""
+    """Train the peer with each learning rate, then with each seed, and print a row for each run."""
     run = describe_run(args, transformers)
     ours = json.loads((Path(args.training) / "train_results.json").read_text())
     seconds = args.seconds or float(ours["train_runtime"])

@@ -1,8 +1,8 @@
-"""Compare time and memory to load a checkpoint of transformers with transformers and with this package.
+"""Compare the time and memory that transformers and this package need to load a transformers checkpoint.
 
-Each measurement runs in a new process. Time and peak memory are measured when `from_pretrained` returns, and again
-when every weight has been read once, because memory-mapped files are read on first access. Peak memory includes
-imports. A ratio below 1 means that this package is better.
+Each measurement runs in a new process. Time and peak memory are measured when `from_pretrained` returns. They
+are measured again when every weight has been read once, because memory-mapped files are read on first access. Peak
+memory includes imports. A ratio below 1 means that this package is better.
 """
 
 import json
@@ -58,7 +58,7 @@ def measure_fresh(library: str, folder: str) -> dict[str, float]:
 
 
 def main(args: Arguments) -> None:
-    """Measure and print the medians."""
+    """Measure time and memory in all rounds and print the medians."""
     if args.measure:
         print(json.dumps(measure(*args.measure)))
         return
@@ -66,7 +66,7 @@ def main(args: Arguments) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = HfViTConfig.from_preset(args.preset).to_dict()
         transformers.ViTModel(transformers.ViTConfig(**{name: config[name] for name in SHAPE})).save_pretrained(folder)
-        # The file has just been written, so it is in the page cache.
+        # The checkpoint has just been written, so it is in the page cache.
         opened = {library: partial(measure_fresh, library, folder) for library in LIBRARIES}
         rounds = list(in_rounds(opened, args.rounds))
     summary = {}

@@ -1,6 +1,6 @@
-"""Measure the speed of masked image modeling (MAE): the encoder by mask ratio, and training steps.
+"""Measure the speed of masked image modeling (MAE): encoder time for several mask ratios, and training steps.
 
-The first table lists the time of the encoder, which processes only the visible patches, relative to its time without a
+The first table lists the time of the encoder, which processes only visible patches, relative to the time without a
 mask. The second table compares a training step (forward, backward, AdamW) with transformers' ViTMAEForPreTraining of
 the same size; a ratio above 1 means that this package is faster. With bfloat16, the forward pass uses autocast.
 """
@@ -44,7 +44,7 @@ class Arguments(ModelArguments):
 
 
 def make_models(args: Arguments) -> dict[str, nn.Module]:
-    """Return our model and transformers' model of the same size, with random weights."""
+    """Return our model and a transformers model of the same size, with random weights."""
     decoder = {
         "decoder_hidden_size": args.decoder_hidden_size,
         "decoder_num_hidden_layers": args.decoder_num_hidden_layers,
@@ -60,7 +60,7 @@ def make_models(args: Arguments) -> dict[str, nn.Module]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, args: Arguments) -> None:
-    """Run a training step."""
+    """Run one training step: forward pass, backward pass and optimizer step."""
     with torch.autocast(args.device, DTYPES[args.dtype], enabled=args.dtype != "float32"):
         loss = model(images).loss
     loss.backward()
@@ -76,7 +76,7 @@ def encode(model: Any, images: Tensor, mask: Tensor, args: Arguments) -> None:
 
 
 def measure_encoder(model: Any, images: Tensor, args: Arguments) -> list[list[float]]:
-    """Return rows of mask ratio, number of tokens, their share, milliseconds, and relative time."""
+    """Return a row for each mask ratio: ratio, number and fraction of tokens, milliseconds, and relative time."""
     grid, steps = model.config.grid_size, {}
     for ratio in RATIOS:
         options = hf_vit.HfViTMaskedImageModelingConfig(mask_ratio=ratio or None)

@@ -1,9 +1,9 @@
 """Compare our image classification pipeline with the stock pipeline of transformers, in images per second.
 
 Both pipelines run the same model and image processor, from files to labels: the stock pipeline with several batch
-sizes, ours with its defaults and with other numbers of threads. Reading (decoding and resizing) and the forward pass
-are also measured alone. 1 / (1 / reading + 1 / forward) is the upper bound on a CPU that uses all cores for either;
-the last column is the ratio to this bound.
+sizes, our pipeline with its defaults and with other numbers of threads. Reading (decoding and resizing) and the
+forward pass are also measured alone. If a CPU uses all cores for reading or for the forward pass, the upper bound of
+the speed is 1 / (1 / reading + 1 / forward). The last column is the measured speed divided by this bound.
 """
 
 from collections.abc import Callable
@@ -54,14 +54,14 @@ class Arguments(RoundArguments):
 
 
 def images_per_second(run: Callable[[], object], count: int) -> float:
-    """Return the images per second of a function that processes `count` images."""
+    """Return the number of images per second that a function processes, given that a call processes `count` images."""
     start = perf_counter()
     run()
     return count / (perf_counter() - start)
 
 
 def read_all(processor: HfViTImageProcessor, files: list[str], threads: int) -> list[Tensor]:
-    """Return decoded and resized images, (C, h, w) each."""
+    """Read, decode and resize image files; return one tensor of shape (C, h, w) per file."""
     options = processor.call_options()
 
     def read(file: str) -> Tensor:
@@ -71,14 +71,14 @@ def read_all(processor: HfViTImageProcessor, files: list[str], threads: int) -> 
 
 
 def run_model(pipe: Any, batches: list[Tensor]) -> None:
-    """Run the forward pass and wait for its result."""
+    """Run the forward pass of a pipeline on batches and wait for the result."""
     with torch.inference_mode():
         for batch in batches:
             pipe.model(batch).logits.cpu()
 
 
 def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Callable[[], object]]:
-    """Return the functions to measure by name."""
+    """Return the functions to measure, by name."""
     config = HfViTConfig.from_preset(preset, image_size=args.image_size, num_labels=1000)
     model = HfViTForImageClassification(config).to(args.device, DTYPES[args.dtype]).eval()
     processor = HfViTImageProcessor.for_model(config)
@@ -106,7 +106,7 @@ def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Ca
 
 
 def main(args: Arguments) -> None:
-    """Measure and print the table."""
+    """Measure all pipelines and print the table."""
     run = describe_run(args, transformers)
     files = sorted(str(file) for file in Path(args.photos).iterdir())[: args.max_images]
     print_header("preset and dtype", "", "images/s", "ratio to the fastest stock pipeline", "ratio to the bound")

@@ -1,7 +1,7 @@
 """Measure how many images per second the training data loader reads from folders, parquet and tar files.
 
-Photos in class folders are also written as parquet and tar shards. The data loader of `HfViTTrainer` reads each format
-as a dataset and as a stream, and decodes, crops, flips and normalizes the images; no model is trained. The benchmark
+Photos in class folders are also written to parquet and tar shards. The data loader of `HfViTTrainer` reads each format
+as a dataset and as a stream, and decodes, crops, flips and normalizes the images. No model is trained. The benchmark
 also measures how long a resumed training run waits for its first batch after skipping --resume_batches, compared with
 reading these batches.
 """
@@ -43,7 +43,7 @@ class Arguments(RoundArguments):
 
 
 def write_shards(args: Arguments, folder: Path) -> dict[str, str]:
-    """Write the photos as parquet and tar files; return the path of each format."""
+    """Write the photos to parquet and tar files; return the path to the files of each format."""
     train = data.load_image_classification(args.photos)["train"].cast_column("image", datasets.Image(decode=False))
     train = train.shuffle(seed=0).select(range(min(args.max_images, len(train))))
     for number in range(args.shards):
@@ -65,7 +65,7 @@ def write_shards(args: Arguments, folder: Path) -> dict[str, str]:
 
 
 def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done: int = 0) -> DataLoader[Any]:
-    """Return the training data loader, positioned after a number of batches."""
+    """Return the training data loader, positioned after the first `done` batches."""
     config = HfViTConfig.from_preset("tiny", image_size=args.image_size, num_hidden_layers=1, num_labels=2)
     trainer_args = training.HfViTTrainingArguments(
         output_dir="unused", max_steps=10**6, per_device_train_batch_size=args.batch_size,
@@ -85,7 +85,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
 
 
 def images_per_second(args: Arguments, path: str, mode: str, workers: int) -> float:
-    """Return the images per second of about one epoch; the first batch is not timed."""
+    """Return the images per second in about one epoch. The time of the first batch is not included."""
     iterator = iter(make_loader(args, path, mode == "stream", workers))
     next(iterator)
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def images_per_second(args: Arguments, path: str, mode: str, workers: int) -> fl
 
 
 def seconds_to_resume(args: Arguments, path: str, is_skipped: bool) -> float:
-    """Return the seconds until the first batch after those that are skipped or read."""
+    """Return the seconds until a resumed run has its first batch, after skipping or reading earlier batches."""
     loader = make_loader(args, path, streaming=True, workers=0, done=args.resume_batches if is_skipped else 0)
     start = time.perf_counter()
     next(islice(loader, args.resume_batches, None))

@@ -1,4 +1,7 @@
-"""Compare an autoencoder with JPEG at equal bytes: one byte per latent, and JPEG files without their headers."""
+"""Compare an autoencoder with JPEG at an equal number of bytes per image.
+
+A latent takes one byte. The headers of JPEG files are not counted.
+"""
 
 import io
 from dataclasses import dataclass, field
@@ -14,8 +17,8 @@ from hf_vit.data.loaders.unlabeled_images import load_unlabeled_images
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
 
-LEVELS = 127  # steps on each side of 0 of a latent in one byte
-RANGE = 4.0  # largest absolute value of a latent in one byte, in standard deviations
+LEVELS = 127  # quantization steps on each side of 0 for a latent in one byte
+RANGE = 4.0  # clipping range of a latent in one byte, in standard deviations
 
 
 @dataclass(kw_only=True)
@@ -28,13 +31,16 @@ class Arguments(OutputArguments):
 
 
 def jpeg_of(pixels: np.ndarray, most_bytes: float) -> np.ndarray:
-    """Return pixels (H, W, 3) uint8 after the best JPEG compression whose scan has at most `most_bytes` bytes."""
+    """Return pixels, uint8 of shape (H, W, 3), after JPEG compression to a scan of at most `most_bytes` bytes.
+
+    The highest possible quality is used.
+    """
     low, high, best = 1, 95, None
     while low <= high or best is None:
         quality, stream = (low + high) // 2, io.BytesIO()
         Image.fromarray(pixels).save(stream, "JPEG", quality=max(1, quality), optimize=True)
         content = stream.getvalue()
-        fits = len(content) - content.index(b"\xff\xda") <= most_bytes  # headers before the scan are not counted
+        fits = len(content) - content.index(b"\xff\xda") <= most_bytes  # without headers
         if fits or quality <= 1:
             best = np.asarray(Image.open(stream))
         low, high = (quality + 1, high) if fits else (low, quality - 1)
@@ -42,13 +48,13 @@ def jpeg_of(pixels: np.ndarray, most_bytes: float) -> np.ndarray:
 
 
 def psnr(found: np.ndarray, true: np.ndarray) -> float:
-    """Return the peak signal-to-noise ratio of pixels in [0, 255] in dB."""
+    """Return the peak signal-to-noise ratio in dB for pixel values in [0, 255]."""
     return float(10 * np.log10(255**2 / max(np.square(found.astype(float) - true).mean(), 1e-9)))
 
 
 @torch.no_grad()
 def main(args: Arguments) -> None:
-    """Print the mean PSNR of the model, of the model with latents of one byte, and of JPEG."""
+    """Print the mean PSNR of the model, of the model with one-byte latents, and of JPEG."""
     run = describe_run(args, PIL)
     model, processor = (
         kind.from_pretrained(args.model) for kind in (HfViTForImageReconstruction, HfViTImageProcessor)

@@ -1,8 +1,8 @@
-"""Compare images per second and latency of our pipeline and the stock pipeline with many simultaneous clients.
+"""Compare our pipeline and the stock transformers pipeline under many simultaneous clients.
 
 Each client sends one JPEG, waits for its labels, and sends the next one. With dynamic batches, a server thread
-combines all waiting images, up to a limit, into one batch. The stock pipeline is measured behind the same server, and
-with one request after another.
+combines all waiting images, up to a limit, into one batch. The stock pipeline is measured with the same server, and
+with one request after another. Images per second and latency are reported.
 """
 
 import io
@@ -25,7 +25,7 @@ from .harness import DTYPES, RoundArguments, describe_run, in_rounds, make_photo
 
 
 PERCENTILES = (0.5, 0.95, 0.99)
-STOP = None  # request that stops the server
+STOP = None  # special request that stops the server
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class Server:
     """Server thread that answers all waiting requests in one batch.
 
     Args:
-        answer: Function from images to their answers.
+        answer: Function that returns the answers for a list of images.
         batch_size: Maximum number of images per batch.
     """
 
@@ -65,7 +65,7 @@ class Server:
         self.thread.join()
 
     def __call__(self, image: Any) -> Any:
-        """Return the answer for one image; raise the error of its batch."""
+        """Return the answer for one image. If the batch of the image fails, raise its error."""
         future = Future[Any]()
         self.requests.put((image, future))
         return future.result()
@@ -83,20 +83,20 @@ class Server:
             try:
                 for future, answered in zip(futures, self.answer(list(images)), strict=True):
                     future.set_result(answered)
-            except Exception as error:  # raised in each client
+            except Exception as error:  # `__call__` raises it in each client.
                 for future in futures:
                     future.set_exception(error)
 
 
 def open_and_answer(answer: Callable[[Any], Any], photos: Any) -> Any:
-    """Open photos and return their answers: the stock pipeline does not accept bytes."""
+    """Open photos and return their answers. Photos are opened because the stock pipeline does not accept bytes."""
     if isinstance(photos, bytes):
         return answer(Image.open(io.BytesIO(photos)))
     return answer([Image.open(io.BytesIO(photo)) for photo in photos])
 
 
 def send_requests(answer: Callable[[bytes], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests; return the sorted seconds of each request, followed by the total seconds."""
+    """Send all requests; return the latencies in seconds, sorted, followed by the total time in seconds."""
 
     def request(number: int) -> float:
         start = perf_counter()
@@ -110,13 +110,13 @@ def send_requests(answer: Callable[[bytes], Any], photos: list[bytes], args: Arg
 
 
 def serve(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests to a server with dynamic batches."""
+    """Send all requests to a server with dynamic batches; return the times as `send_requests` does."""
     with Server(answer, args.batch_size) as server:
         return send_requests(server, photos, args)
 
 
 def answer_in_turn(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests to a function that answers one at a time."""
+    """Send all requests to a function that answers one request at a time; return the times as `send_requests` does."""
     lock = threading.Lock()
 
     def wait(photo: bytes) -> Any:
@@ -127,7 +127,7 @@ def answer_in_turn(answer: Callable[[Any], Any], photos: list[bytes], args: Argu
 
 
 def main(args: Arguments) -> None:
-    """Measure and print the table."""
+    """Measure all ways of serving and print the table."""
     run, photos = describe_run(args, transformers), make_photos(args.photo_size)
     config = HfViTConfig.from_preset(args.preset, image_size=args.image_size, num_labels=1000)
     model = HfViTForImageClassification(config).to(args.device, DTYPES[args.dtype]).eval()

@@ -1,10 +1,10 @@
-"""Compare the training throughput of `HfViTTrainer` with loops of PyTorch and timm and with transformers' Trainer.
+"""Compare the training throughput of `HfViTTrainer` with PyTorch and timm loops and the transformers Trainer.
 
-`HfViTTrainer` and the PyTorch loop train our model, the timm loop trains timm's model and transformers' Trainer trains
-transformers' model, all of the same shape. All use the same images (digits enlarged to the size of the model), the
-same data loader and the same number of steps. Time is measured from the first batch, without start-up (0.3 s with the
-Trainer). A ratio above 1 means that `HfViTTrainer` is faster. The gain of options is the speed with them relative to
-the speed without them: --options '{"progressive_sizes": [48, 64, 96]}'.
+`HfViTTrainer` and the PyTorch loop train our model, the timm loop trains a timm model, and the transformers Trainer
+trains a transformers model, all of the same shape. All use the same images (digits enlarged to the input size of the
+model), the same data loader and the same number of steps. Time is measured from the first batch and excludes start-up
+(0.3 s with the Trainer). A ratio above 1 means that `HfViTTrainer` is faster. With --options, such as --options
+'{"progressive_sizes": [48, 64, 96]}', the gain is the speed with these options relative to that without them.
 
 On a shared machine, compare the fastest rounds, because other load only slows a round down. With a tiny model, such as
 --preset mnist --batch_size 2 --steps 500, the overhead of a step dominates.
@@ -81,12 +81,12 @@ class Stopwatch(TrainerCallback):
     seconds = 0.0
 
     def on_step_begin(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Start at the first step."""
+        """Start the stopwatch at the first step."""
         if self.start is None:
             self.start = time.perf_counter()
 
     def on_train_end(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Stop when all GPU work is finished."""
+        """Stop the stopwatch when all GPU work is finished."""
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds = time.perf_counter() - (self.start or 0.0)
@@ -99,7 +99,7 @@ def with_trainer(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
 
 
 def with_library(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Train transformers' model with transformers' Trainer."""
+    """Train a transformers model with the transformers Trainer."""
     how = {"train_dataset": trainer.train_dataset, "data_collator": trainer.data_collator}
     Trainer(MAKE_MODEL["transformers"](trainer.model.config), trainer.args, callbacks=[stopwatch], **how).train()
 
@@ -113,7 +113,7 @@ def with_loop(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
 
 
 def with_timm(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Train timm's model with timm's optimizer and schedule."""
+    """Train a timm model with the optimizer and schedule of timm."""
     args, model = trainer.args, MAKE_MODEL["timm"](trainer.model.config).to(trainer.args.device)
     optimizer = create_optimizer_v2(model, "adamw", args.learning_rate, args.weight_decay, fused=True)
     schedule = CosineLRScheduler(optimizer, args.max_steps, warmup_t=args.max_steps // 10, t_in_epochs=False)
@@ -132,7 +132,7 @@ def loop(
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], None],
 ) -> None:
-    """Train a model in a loop on the data of a trainer."""
+    """Train a model in a PyTorch loop on the data of a trainer."""
     args = trainer.args
     how = {"collate_fn": trainer.data_collator, "num_workers": args.dataloader_num_workers}
     how |= {"pin_memory": args.dataloader_pin_memory}
@@ -155,7 +155,7 @@ WAYS = {"hf_vit": with_trainer, "bare loop": with_loop, "timm": with_timm, "tran
 
 
 def measure(args: Arguments, images: Dataset, way: str) -> float:
-    """Return the seconds of a training run of a loop, or of `HfViTTrainer` with options."""
+    """Return the seconds that a loop, or `HfViTTrainer` with options, takes for a training run."""
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(args, images, folder, "{}" if way in WAYS else way)
@@ -172,7 +172,7 @@ def main(args: Arguments) -> None:
     for seconds in in_rounds({way: partial(measure, args, images, way) for way in ways}, args.rounds + 1):
         print(", ".join(f"{way} {args.steps / seconds[way]:.2f} steps/s" for way in ways), flush=True)
         rounds.append(seconds)
-    timed, count = rounds[1:], args.steps * args.batch_size  # the first round warms up
+    timed, count = rounds[1:], args.steps * args.batch_size  # The first round is a warm-up.
     rates = {way: count / median_of(timed, way) for way in ways}
     fastest = {way: count / min(seconds[way] for seconds in timed) for way in ways}
     ratios = {way: median_ratio(timed, way, to="hf_vit") for way in WAYS if way != "hf_vit"}
