@@ -14,7 +14,7 @@ from ..helpers.references import assert_close
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-# Tensors without effect on outputs: key biases, which the softmax cancels, and counters of training steps.
+# Names of tensors without effect on outputs: key biases, which the softmax cancels, and batch counters.
 WITHOUT_EFFECT = r".*(\.(key|k_proj)\.bias|num_batches_tracked)"
 
 
@@ -24,15 +24,15 @@ def random_sum(outputs: Iterable[Tensor]) -> Tensor:
 
 
 def gradient(outputs: Iterable[Tensor], images: Tensor) -> Tensor:
-    """Return the gradient of a random sum of outputs with respect to the images, which all layers influence."""
+    """Return the gradient of a randomly weighted sum of outputs with respect to the images."""
     return torch.autograd.grad(random_sum(outputs), images, retain_graph=True)[0]
 
 
 def assert_all_matter(source: nn.Module, outputs: Mapping[str, Tensor], unused: str = "") -> None:
-    """Assert that each weight of a source with random weights affects its outputs.
+    """Assert that each weight of a source model with random weights affects the outputs.
 
-    If the outputs of a converted model are equal, its conversion therefore uses all weights. Weights that match the
-    regular expression `unused` are left out.
+    If a converted model has equal outputs, the conversion has therefore used all weights. Weights whose names match
+    the regular expression `unused` are not checked.
     """
     total = random_sum(value / value.detach().abs().max() for value in outputs.values())
     exempt = re.compile(f"{WITHOUT_EFFECT}|{unused}")
@@ -46,14 +46,14 @@ def assert_all_matter(source: nn.Module, outputs: Mapping[str, Tensor], unused: 
 
 
 def open_whole(model_class: type[Any], place: Path, **options: Any) -> Any:
-    """Open a checkpoint, assert that its tensors are those of the model, and return the model."""
+    """Return the model of a checkpoint. Assert that no tensor is missing or unexpected."""
     model, info = model_class.from_pretrained(place, output_loading_info=True, **options)
     assert not any(info.values()), info
     return model
 
 
 def assert_same_outputs(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
-    """Assert that each expected output varies and is equal to the actual one."""
+    """Assert that each expected output is not constant and equals the actual output."""
     for name, value in expected.items():
         assert value.std() >= 0.1, f"{name} hardly varies"
         assert_close(actual[name], value, tolerance, name)
@@ -66,6 +66,6 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
 
 
 def reconfigure(folder: Path, **changes: Any) -> None:
-    """Change fields of config.json."""
+    """Change fields in the config.json of a folder."""
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

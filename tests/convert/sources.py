@@ -1,4 +1,4 @@
-"""Small models of transformers of all families, and functions that run them."""
+"""Small transformers models of all supported families, and functions that run them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from ..helpers.references import draw_weights
 
 
 Outputs = dict[str, Tensor]
-# A large epsilon: converting it to another value would change the outputs visibly.
+# The epsilon is large, so that a wrong epsilon in the converted model would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 RATIO = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
 DINOV2 = {**RATIO, "mlp_ratio": 2}
@@ -53,7 +53,7 @@ NATIVE, OTHER = (32, 32), (24, 48)
 
 
 def by_name(name: str, **options: Any) -> nn.Module:
-    """Build a model by the name of its class, which may be followed by a comma and the name of a variant."""
+    """Build a model from the name of its class, which may be followed by a comma and a variant."""
     kind = getattr(hf, name.partition(",")[0])
     shape = DINOV2 if name.startswith("Dinov2") else SIGLIP_2 if name.startswith("Siglip2") else SHAPE
     return kind(kind.config_class(**{**({} if "vision_config" in options else shape), **options}))
@@ -109,12 +109,12 @@ def masked(images: Tensor) -> dict[str, Tensor]:
 
 
 def in_order(images: Tensor) -> dict[str, Tensor]:
-    """Return noise in ascending order: without masked patches, MAE still shuffles them by the order of the noise."""
+    """Return noise in ascending order, so that MAE does not shuffle the patches."""
     return {"noise": torch.arange(images.shape[2] * images.shape[3] // 64).expand(2, -1)}
 
 
 def flattened(images: Tensor) -> dict[str, Tensor]:
-    """Return the inputs of SigLIP 2: patches of 8 pixels, flattened with the channels last."""
+    """Return the inputs of SigLIP 2: patches of 8x8 pixels, flattened with the channels last."""
     rows, columns = (side // 8 for side in images.shape[2:])
     patches = images.unflatten(3, (columns, 8)).unflatten(2, (rows, 8)).permute(0, 2, 4, 3, 5, 1)
     return {
@@ -125,7 +125,7 @@ def flattened(images: Tensor) -> dict[str, Tensor]:
 
 
 def run(model: nn.Module, images: Tensor, **inputs: Any) -> Outputs:
-    """Return the outputs of a model by name, and each part of outputs with several parts."""
+    """Return the outputs of a model by name. Outputs with several parts are split into one entry per part."""
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
         inputs["interpolate_pos_encoding"] = True
     flat = {}
@@ -164,21 +164,21 @@ def run_detector(model: Any, images: Tensor) -> Outputs:
 
 @dataclass(frozen=True)
 class Case:
-    """A model of transformers, and how it is compared.
+    """A transformers model (the source), and how it is compared with ours.
 
     Args:
-        build: Builds the model from options of its configuration; by default, by its name.
-        options: These options.
+        build: Builds the source from configuration options; by default, from the name of the case.
+        options: Configuration options that are passed to `build`.
         outputs: Names of the compared outputs, in addition to hidden states.
-        model_class: Name of our class of the same architecture, without `HfViT`.
-        run: Returns the outputs of the source.
-        run_ours: Returns the outputs of our model.
-        inputs: Returns additional inputs of the source.
-        sizes: Heights and widths of images that the source supports. The first one is native.
-        chosen: Arguments of `from_pretrained` and of the runner.
+        model_class: Name of our class with the same architecture, without the prefix `HfViT`.
+        run: Function that returns the outputs of the source.
+        run_ours: Function that returns the outputs of our model.
+        inputs: Function that returns additional inputs of the source.
+        sizes: Image sizes (height, width) that the source supports. The first one is its native size.
+        chosen: Arguments for `from_pretrained` and for `run_ours`.
         part: Submodule of the source that our model corresponds to.
         unused: Regular expression of tensors that do not affect the outputs.
-        tolerance: Tolerance in float32.
+        tolerance: Tolerance of the outputs in float32.
         gradient_tolerance: Tolerance of the gradient in float32.
     """
 
@@ -238,13 +238,13 @@ def pose(expert: int | None = None, **options: Any) -> Case:
 FLAT = {"inputs": flattened}
 MASKED = {"inputs": masked}
 POOLED, LAST, MAPS = ("pooler_output",), ("last_hidden_state",), ("feature_maps",)
-NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model averages the tokens instead
+NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model uses mean pooling instead of this head
 OF_VISION = {"part": "vision_model"}
 NO_BIASES = {"query_bias": False, "value_bias": False, "mlp_bias": False}
-FIRST_RESIDUAL = r".*fusion_stage\.layers\.0\.residual_layer1\..*"  # the first fusion layer has no residual input
+FIRST_RESIDUAL = r".*fusion_stage\.layers\.0\.residual_layer1\..*"  # the first fusion layer does not use it
 DPT_UNUSED = rf".*layernorm\..*|{FIRST_RESIDUAL}"
 SQUARES, SHAPES = (NATIVE, (24, 24)), ((40, 40), (24, 48))
-# Name of the source class, and variant -> case.
+# Name of the source class, optionally with a variant -> case.
 ENCODERS: dict[str, Case] = {
     "ViTModel": Case({}),
     "ViTForImageClassification": classifier(qkv_bias=False, hidden_act="relu"),
@@ -329,7 +329,7 @@ CASES: dict[str, Case] = {
         **{"neck_hidden_sizes": [12, 16, 20], "reassemble_factors": [2, 1, 0.5]},
     ),
     "LW-DETR": deformable((32, 32)),
-    # The position table is resampled to another size.
+    # The position table is resampled to another grid in this case.
     "LW-DETR, two levels": deformable((48, 80), projector_scale_factors=[2.0, 0.5]),
     "LW-DETR, wide, narrowed": deformable(
         (32, 32),
@@ -348,7 +348,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype = torch.float32) -> Te
 
 
 def draw_source(source: nn.Module) -> nn.Module:
-    """Draw random weights and statistics, including those of fixed position tables and batch norms."""
+    """Draw random weights, fixed position tables, and statistics of batch norms."""
     for name, parameter in source.named_parameters():
         if name.endswith("embeddings.position_embeddings"):  # fixed in MAE
             parameter.requires_grad_()
@@ -356,13 +356,13 @@ def draw_source(source: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     for name, parameter in source.named_parameters():
         is_lw_detr = isinstance(source, hf.LwDetrForObjectDetection)
-        if is_lw_detr and "gamma_" in name:  # scale factors of the blocks; the last block is not followed by a norm
+        if is_lw_detr and "gamma_" in name:  # layer scale of LW-DETR, whose last block has no norm after it
             parameter.data.mul_(0.5)
         elif is_lw_detr and ("reference_point" in name or "bbox_embed.layers.2" in name):
-            parameter.data.mul_(0.3)  # the decoder takes the exponential of their outputs
+            parameter.data.mul_(0.3)  # small, because the decoder takes the exponential of the outputs
         elif name == "logit_scale":  # a small scale, so that logits vary and the loss is not zero
             parameter.data.fill_(1.0)
-        elif name == "decoder.decoder_pos_embed":  # the position of the CLS token is zero
+        elif name == "decoder.decoder_pos_embed":  # only the position of the CLS token is zero
             parameter.data[:, 1:] = torch.randn(parameter[:, 1:].shape, generator=generator)
     for module in source.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -376,14 +376,14 @@ def save_source(name: str, folder: Path, dtype: torch.dtype = torch.float32, **o
     case = CASES[name]
     source = draw_source((case.build or partial(by_name, name))(**{**case.options, **options})).to(dtype)
     source.save_pretrained(folder)
-    if isinstance(source, hf.LwDetrForObjectDetection):  # the size of its images determines the windows
+    if isinstance(source, hf.LwDetrForObjectDetection):  # LW-DETR derives the windows from the image size
         height, width = case.sizes[0]
         hf.DeformableDetrImageProcessor(size={"height": height, "width": width}).save_pretrained(folder)
     return source
 
 
 def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
-    """Resample as SigLIP 2 before transformers 5.24; newer versions differ in the last bits of float32."""
+    """Resample positions like SigLIP 2 in transformers before 5.24. Newer versions differ in the last float32 bits."""
     (shape,) = spatial_shapes.unique(dim=0).tolist()
     target = {"size": shape, "mode": "bilinear", "align_corners": False, "antialias": True}
     resampled = F.interpolate(positions.float().permute(2, 0, 1)[None], **target)  # (1, D, h, w)
@@ -391,7 +391,7 @@ def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length:
 
 
 def run_source(case: Case, source: nn.Module, images: Tensor) -> Outputs:
-    """Return the compared outputs of the source, which in float64 resamples positions in float32, like our models."""
+    """Return the compared outputs of the source. Positions are always resampled in float32, as in our models."""
     if images.shape[-2:] != case.sizes[0]:
         for name, parameter in source.named_parameters():
             if "position_embedding" in name:

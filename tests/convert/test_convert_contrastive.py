@@ -1,4 +1,4 @@
-"""CLIP and SigLIP of transformers, converted with both towers: outputs, loss, gradients, sensitivity to tensors."""
+"""CLIP and SigLIP models, converted with both towers: outputs, loss and gradients equal those of transformers."""
 
 import json
 
@@ -15,7 +15,7 @@ from .comparisons import assert_all_matter, dtypes, open_whole, reconfigure
 from .sources import SHAPE, SIGLIP_2, draw_source, flattened
 
 
-# A large epsilon: converting it to another value would change the outputs visibly.
+# The epsilon is large, so that a wrong epsilon in the converted model would change the outputs visibly.
 TEXT = {
     **{"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"intermediate_size": 40, "max_position_embeddings": 7, "layer_norm_eps": 2e-3},
@@ -36,7 +36,7 @@ def save_source(kind, folder, dtype=torch.float32):
 
 
 def draw_inputs(dtype):
-    """Return images, and texts of maximum length that end at different positions."""
+    """Return images and texts. The texts have the maximum length and end tokens at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(29, (3, 7), generator=generator)
     texts[torch.arange(3), torch.tensor([6, 3, 5])] = 29
@@ -98,9 +98,9 @@ def test_texts_for_siglip_are_filled_up(tmp_path):
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # an attention mask, which tokenizers of other models return
+    mask = torch.ones_like(texts)  # attention mask as returned by the tokenizers of other models
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
-    # Without padding="max_length", the model of transformers computes other features.
+    # transformers computes other features from texts that are not padded to the maximum length.
     short = source.get_text_features(texts).pooler_output
     assert (short - expected).abs().max() > 0.1 * expected.abs().max()
     as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})
@@ -136,9 +136,9 @@ def test_defaults_of_the_text_tower_are_those_of_the_source():
         end = "eos_token_id" if ours.pad_token_id is None else "pad_token_id"
         assert getattr(ours, end) == theirs[end]
         known = {"eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
-        known |= {"attention_dropout", "initializer_range", "initializer_factor", "model_type"}  # of training
+        known |= {"attention_dropout", "initializer_range", "initializer_factor", "model_type"}  # for training
         assert theirs.keys() - hf.PreTrainedConfig().to_dict().keys() <= {*clip.SIGLIP_TEXT_DEFAULTS} | known
-    # The older dictionary of CLIP has priority.
+    # The older field text_config_dict of CLIP has priority over text_config.
     config = {"text_config": {"num_hidden_layers": 3, "eos_token_id": 2}, "text_config_dict": {"hidden_size": 64}}
     fields = clip.text_fields(config)["text_config"]
     assert fields == {"hidden_size": 64, "hidden_act": "quick_gelu", "eos_token_id": 49407}

@@ -1,6 +1,6 @@
-"""Checkpoints on the Hub, and converted checkpoints where the package is not installed.
+"""Tests of checkpoints on the Hub, and of converted checkpoints if the package is not installed.
 
-One process with the package and one without it answer the questions of all tests.
+Two processes, one with the package and one without, compute the results for all tests.
 """
 
 import json
@@ -80,7 +80,7 @@ def write(folder, name, content):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Return a folder with published checkpoints (those on the Hub in `hub`), converted checkpoints and images."""
+    """Return a folder with published and converted checkpoints and images. The subfolder `hub` is for a mock Hub."""
     place = tmp_path_factory.mktemp("elsewhere")
     vit = save_source("ViTForImageClassification", place / "hub/user/vit")
     vit.save_pretrained(place / "hub/user/vit/inner", max_shard_size="40KB")
@@ -105,7 +105,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(place):
-    """Return a model written as in tutorials, and convert it."""
+    """Return a model that is written as in tutorials, after converting it to `digits`."""
     source, lines = ConvolutionViT().eval(), []
     convert(saved(source, place), place / "digits", **GELU, report=lines.append)
     assert sum(line.endswith(" equal") for line in lines) == 2

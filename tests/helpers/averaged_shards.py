@@ -1,4 +1,4 @@
-"""Training runs with weights sharded over processes by FSDP2, and equal runs in a single process."""
+"""Training runs with weights sharded over processes by FSDP2, and the same runs in a single process."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ BATCH = 8
 def train_by_hand(
     model: HfViTForImageClassification, share: slice = slice(BATCH)
 ) -> tuple[WeightAverage, dict[str, Tensor]]:
-    """Trains on a slice of each batch. Returns the averaged weights, and the logits with and without averaging."""
+    """Trains on a slice of each batch.
+
+    Returns the weight average, and the logits computed with the model weights and with the averaged weights.
+    """
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     average = WeightAverage(model, EMA_DECAY)
@@ -65,7 +68,7 @@ def small_model() -> HfViTForImageClassification:
 
 
 def spread(model: HfViTForImageClassification) -> slice:
-    """Shards a model over all processes and returns the slice of a batch that this process trains on."""
+    """Shards a model over all processes and returns the slice of each batch that this process trains on."""
     rank, processes = distributed.get_rank(), distributed.get_world_size()
     mesh = init_device_mesh("cpu", (processes,))
     for module in (*model.model.encoder.layers, model):
@@ -84,7 +87,7 @@ def train_shards_with_muon() -> dict[str, Tensor]:
 def average_shards(folder: Path) -> dict[str, Any]:
     """Trains on all processes, saves the model and the averaged weights, and returns the logits and averaged shards.
 
-    The averaged shards are returned twice: after training, and after the saved averaged weights are loaded.
+    The averaged shards are returned twice: after training, and after the saved averaged weights have been loaded.
     """
     model = small_model()
     average, said = train_by_hand(model, spread(model))

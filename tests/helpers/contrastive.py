@@ -1,4 +1,4 @@
-"""Reference implementations of contrastive losses, and losses for pairs unevenly split between processes."""
+"""Reference implementations of contrastive losses, and losses of image-text pairs split between processes."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 
 
 LOSSES = ("sigmoid", "softmax")
-SHARES = ((3, 3), (1, 5), (4, 2))  # numbers of pairs of two processes, six in total
+SHARES = ((3, 3), (1, 5), (4, 2))  # number of image-text pairs in each of two processes
 
 
 def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns the loss computed by the formula of the paper from the full matrix of logits."""
+    """Returns the loss computed from the full matrix of logits with the formula of the paper."""
     logits = images @ texts.T * scale.exp()
     targets = torch.arange(len(logits))
     if bias is None:
@@ -24,7 +24,7 @@ def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None
 
 
 def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int = 5) -> list[Tensor | None]:
-    """Draws random embeddings of length 1, and returns them with the scale and bias of the logits."""
+    """Returns random embeddings with an L2 norm of 1, and the scale and bias of the logits."""
     generator = torch.Generator().manual_seed(count)
     images, texts = (F.normalize(torch.randn(count, width, generator=generator).to(dtype)) for _ in range(2))
     numbers = [torch.tensor([1.5], dtype=dtype), torch.tensor([-2.0], dtype=dtype) if loss == "sigmoid" else None]
@@ -32,7 +32,10 @@ def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int =
 
 
 def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
-    """Returns the loss of this process's share of six pairs, and gradients averaged over processes as in DDP."""
+    """Returns the loss and gradients of pairs `start` to `stop` of six pairs.
+
+    Gradients are averaged over processes, as in DDP.
+    """
     images, texts, scale, bias = draw(6, loss)
     weight = torch.eye(5, dtype=torch.float64).requires_grad_()
     own = [F.normalize(part.detach()[start:stop] @ weight, dim=-1) for part in (images, texts)]
@@ -47,7 +50,10 @@ def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
 
 
 def losses_per_distribution() -> dict[Any, Any]:
-    """Returns the losses of this process for each distribution of pairs, and the error for a process without pairs."""
+    """Returns the losses of this process for each split of six pairs between two processes.
+
+    The result also contains the error message that a process without pairs raises.
+    """
     rank, results = dist.get_rank(), {}
     for loss in LOSSES:
         for shares in SHARES:

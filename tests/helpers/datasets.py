@@ -15,7 +15,7 @@ from PIL import Image as PILImage
 from hf_vit.data import load_digits_dataset
 
 
-SEEDS = {"train": 0, "val": 1000, "test": 2000}  # Different seeds, so that splits share no images.
+SEEDS = {"train": 0, "val": 1000, "test": 2000}  # The seeds differ so that splits share no images.
 load_digits = functools.cache(load_digits_dataset)  # Cached, because encoding takes 0.25 seconds.
 
 
@@ -32,7 +32,7 @@ def encoded(image: PILImage.Image, image_format: str = "PNG") -> bytes:
 
 
 def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
-    """Writes a different random image to each of the paths `names` in `folder`."""
+    """Writes a different random image to each path of `names`, relative to `folder`."""
     for number, name in enumerate(names, start=seed):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write_idx_file(file: Path, array: np.ndarray) -> None:
 def write_idx(
     folder: Path, split: str, labels: list[int], prefix: str = "", spelling: str = "-", packed: bool = False
 ) -> np.ndarray:
-    """Writes the two files of a split with random 28x28 images; returns the images."""
+    """Writes the image file and the label file of a split, with random 28x28 images; returns the images."""
     images = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
     suffix = ".gz" if packed else ""
     write_idx_file(folder / f"{prefix}{split}-images{spelling}idx3-ubyte{suffix}", images)
@@ -69,7 +69,7 @@ def write_idx(
 def dataset_of(
     labels: list, names: list[str] | None = None, image_column: str = "image", label_column: str = "label"
 ) -> Dataset:
-    """Returns a dataset in the format of the Hub: PNG bytes, and class names or plain values as labels."""
+    """Returns a dataset in the format of the Hub: images as PNG bytes, and labels as class names or plain values."""
     kind = ClassLabel(names=names) if names else Value("int64" if isinstance(labels[0], int) else "string")
     features = Features({image_column: Image(), label_column: kind})
     content = [{"bytes": encoded(picture(number)), "path": None} for number in range(len(labels))]
@@ -79,7 +79,7 @@ def dataset_of(
 def write_tar(
     file: Path, images: Mapping[str, bytes], labels: Mapping[str, object], kind: str = "cls", suffix: str = "png"
 ) -> None:
-    """Writes a tar file in WebDataset format, with the image and the labels (text or JSON) of each key."""
+    """Writes a tar file in WebDataset format, with an image file and a label file (text or JSON) per sample."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
         for key, image in images.items():
@@ -92,7 +92,7 @@ def write_tar(
 
 
 def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_files: int = 2) -> Path:
-    """Writes images with the given labels per split, each split to several tar files; returns `folder`."""
+    """Writes images with the given labels, each split to several tar files; returns `folder`."""
     for split, values in labels.items():
         keys = [f"{split[:2]}/{number:03}" for number in range(len(values))]
         for part in range(num_files):
@@ -103,7 +103,7 @@ def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_
 
 
 def truncate(file: Path, share: float = 0.6) -> None:
-    """Keeps only the first `share` of the bytes of a file."""
+    """Truncates a file to the fraction `share` of its bytes."""
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
 
@@ -124,7 +124,7 @@ def write_image(file: Path, image: PILImage.Image | np.ndarray) -> None:
 
 
 def write_masks(folder: Path, *names: str, num_classes: int = 3) -> None:
-    """Writes class maps to the paths `names`. The class map at index i has the size of `picture(i)`."""
+    """Writes a class map to each path of `names`. The class map at index i has the size of `picture(i)`."""
     for number, name in enumerate(names):
         write_image(folder / name, class_map(number, num_classes))
 
@@ -158,9 +158,9 @@ COCO_CATEGORIES = [{"id": 7, "name": "sky", "isthing": 0}, {"id": 3, "name": "ca
 
 
 def write_panoptic(folder: Path) -> np.ndarray:
-    """Writes one image with sky, two cats and a crowd of cats in COCO format; returns its map of segment ids."""
+    """Writes an image with sky, two cats and a crowd of cats in COCO panoptic format; returns the segment id map."""
     ids = np.zeros(SHAPE, np.int32)
-    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # the other pixels have no class
+    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # pixels with other ids have no class
     bands = np.stack([ids % 256, ids // 256 % 256, ids // 65536], axis=-1).astype(np.uint8)
     write_pictures(folder / "val2017", "12.jpg")
     write_image(folder / "annotations" / "panoptic_val2017" / "12.png", bands)
@@ -172,7 +172,7 @@ def write_panoptic(folder: Path) -> np.ndarray:
 
 
 def write_instances(folder: Path, *annotations: dict) -> Path:
-    """Writes one image with instance annotations to the folder train; returns the annotation file."""
+    """Writes one image with instance annotations to `folder/train`; returns the annotation file."""
     write_pictures(folder, "train/images/12.jpg")
     file = folder / "train" / "annotations.json"
     write_coco(file, [{"id": number, "image_id": 12, **annotation} for number, annotation in enumerate(annotations)])

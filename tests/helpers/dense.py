@@ -15,8 +15,8 @@ from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationM
 
 NAMES = ["sky", "road", "cat", "dog", "ghost"]  # the class "ghost" occurs in no image
 THINGS = [2, 3]
-NUM_IMAGES = 11  # not divisible by the batch sizes 2 and 4
-Image = tuple[Any, Any]  # prediction and target
+NUM_IMAGES = 11  # is not divisible by the batch sizes 2 and 4
+Image = tuple[Any, Any]  # a pair of prediction and target
 
 
 def size(number: int) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def size(number: int) -> tuple[int, int]:
 
 
 def boxes(generator: np.random.Generator, count: int, shape: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Returns random rectangles (top, bottom, left, right). Sizes range from a few pixels to most of the image."""
+    """Returns random rectangles (top, bottom, left, right) with sizes from a few pixels to most of the image."""
     sides = [sorted(generator.choice(length + 1, 2, replace=False)) for _ in range(count) for length in shape]
     return [(*sides[2 * i], *sides[2 * i + 1]) for i in range(count)]
 
@@ -45,7 +45,7 @@ def semantic_image(number: int) -> Image:
 
 
 def panoptic_image(number: int) -> Image:
-    """Returns a prediction and a target with overlapping boxes, which are slightly shifted in the prediction."""
+    """Returns a prediction and a target with overlapping boxes. Predicted boxes are slightly shifted."""
     generator = np.random.default_rng(number)
     rectangles = boxes(generator, 6, size(number))
     maps = []
@@ -77,13 +77,13 @@ def instance_image(number: int) -> Image:
     prediction = {
         "masks": masks_of(detections, shape),
         "class_labels": generator.choice(THINGS, len(detections)),
-        "scores": generator.random(len(detections)).round(1),  # rounded, so that many scores are equal
+        "scores": generator.random(len(detections)).round(1),  # scores are rounded so that many of them are equal
     }
     return prediction, {"masks": masks_of(objects, shape), "class_labels": np.resize(THINGS, len(objects))}
 
 
 def depth_image(number: int) -> Image:
-    """Returns predicted and true depth of 0.5 to 12 meters. Some pixels are invalid; in image 4, all are."""
+    """Returns predicted and true depth of 0.5 to 12 meters. Some pixels are invalid; image 4 has no valid pixels."""
     generator = np.random.default_rng(number)
     target = generator.uniform(0.5, 12, size(number))
     prediction = target * generator.uniform(0.7, 1.5, size(number))
@@ -102,7 +102,7 @@ METRICS: Metrics = {
 
 
 def scores_of_processes(metrics: Metrics, batch_size: int) -> dict[str, dict[str, float]]:
-    """Returns the scores over all images. Each image is predicted by one of the processes."""
+    """Returns the scores over all images. Each process predicts some of the images."""
     accelerator, scores = Accelerator(cpu=True), {}
     for name, (make_metric, image) in metrics.items():
         metric = make_metric()

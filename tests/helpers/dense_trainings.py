@@ -1,4 +1,4 @@
-"""Training runs of dense and object tasks on a few synthetic images, with training scripts and the Trainer."""
+"""Training runs of dense prediction and object tasks on a few synthetic images, with scripts and the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -23,7 +23,8 @@ NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 OBJECTS = ("object_detection", "keypoint_detection")
-TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # keys are file names
+# Keys are valid file names.
+TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}
 OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
@@ -52,7 +53,7 @@ OF_TASK = {
 
 
 def write_scenes(folder: Path) -> Path:
-    """Writes images of several sizes that show an animal on a floor, with masks and depths; returns `folder`.
+    """Writes images of several sizes that show an animal on a floor, with masks and depth maps; returns `folder`.
 
     The animal is a colored box at a depth of 2 meters; the floor extends from 2 to 6 meters. Brightness decreases with
     depth. The first column of pixels has no label and no depth.
@@ -94,7 +95,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 
 
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Returns the Trainer of a training script, in float64. Fixed weights replace the zeros of new heads."""
+    """Returns the Trainer of a training script, in float64. Zero weights of heads get fixed nonzero values."""
     task_class = ALL_TASKS[task]
     made = task_of(task_class, arguments_of(task, data, output_dir, *options))
     made.load_data()
@@ -108,7 +109,7 @@ def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> Eval
 
 
 def move_boxes_to_objects(model: HfViTForObjectDetection) -> None:
-    """Moves all predicted boxes near the objects on the right: boxes predicted by random weights match no object."""
+    """Moves all predicted boxes near the objects on the right. With random weights, they would match no object."""
     last = model.detection_head.box_predictor.layers[-1]
     with torch.no_grad():
         last.weight.mul_(0.05)
@@ -128,7 +129,7 @@ class Float64Collator:
 
 
 def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) -> dict[str, float]:
-    """Returns the loss and scores of a model, without speed, by default on the validation images."""
+    """Returns the loss and scores of a model without its speed, by default on the validation images."""
     found = trainer.evaluate(images)
     return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 

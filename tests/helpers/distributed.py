@@ -21,9 +21,9 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
 
 
 def launch(*arguments: str, folder: Path, workdir: Path | None = None) -> Process:
-    """Starts torchrun in `workdir`, or in `folder` by default, with all output in output.txt of `folder`.
+    """Starts torchrun in `workdir` (by default `folder`) and writes its output to `folder`/output.txt.
 
-    `accelerate launch --cpu --num_processes 2` is no alternative: it runs a single process without a warning.
+    `accelerate launch --cpu --num_processes 2` cannot be used instead: it runs a single process without a warning.
     """
     return Process(
         *("-m", "tests.helpers.torchrun", "--log_dir", str(folder / "logs"), *arguments),
@@ -35,7 +35,7 @@ def launch(*arguments: str, folder: Path, workdir: Path | None = None) -> Proces
 
 
 def finish(process: Process, folder: Path, returncode: int = 0) -> None:
-    """Waits for a job.
+    """Waits until a job ends, and checks its exit code.
 
     Raises:
         AssertionError: if the job ends with an unexpected exit code. The message is the output of the job.

@@ -10,7 +10,7 @@ from .network import refuse_network
 from .processes import NO_COUNTING
 
 
-PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # Temporary folder of this process.
+PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # Temporary folder of this test process.
 HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # Folders that must be empty after the tests.
 
 
@@ -19,7 +19,7 @@ def isolate() -> None:
     refuse_network()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for name, folder in {
-        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # caches are kept: building fonts and compiled code takes long
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # caches are kept, because filling them is slow
         "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
         "PYTHONUSERBASE": site.getuserbase(),
     }.items():
@@ -28,7 +28,7 @@ def isolate() -> None:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
-    # torch stores compiled headers in the temporary folder, not in its cache. Keep them for the next run.
+    # torch stores compiled headers in the temporary folder, not in its cache. A link keeps them for the next run.
     headers = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     headers.mkdir(exist_ok=True)
     TEMPORARY.joinpath(headers.name).symlink_to(headers)

@@ -14,7 +14,7 @@ from .references import draw_weights
 
 
 def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Saves a model in which all weights affect the output, and its image processor; returns `folder`."""
+    """Saves a model whose weights all affect the output, and its image processor; returns `folder`."""
     config = small_config(**overrides)
     model = HfViTModel(config)
     draw_weights(model, seed)
@@ -24,7 +24,7 @@ def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
-    """Returns arguments for feature extraction. Batches and shards are small, so that there are several of each."""
+    """Returns arguments for feature extraction with small batches and shards, so that there are several of each."""
     places = {"model_name_or_path": str(model), "dataset_name": str(data), "output_dir": str(output_dir)}
     return {**places, "batch_size": 4, "rows_per_shard": 10, "use_cpu": True, **options}
 
@@ -41,7 +41,7 @@ def extract_to(model: Path, data: Path, output_dir: Path, **options: Any) -> Pat
 
 
 def rows_of(folder: Path, split: str) -> pa.Table:
-    """Returns all feature rows of a split, in the order of its files."""
+    """Returns all feature rows of a split, ordered by file name."""
     return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob(f"{split}-*.parquet")))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from .processes import NO_COUNTING, ROOT, Process
 
 
-# Matches the memory leak report that the extension module of triton 3.9 prints when a process ends
+# Matches the memory leak report that the extension module of triton 3.9 prints when a process ends.
 LEAKS = re.compile(r"^nanobind: leaked .*?refleaks\.html\n?", flags=re.MULTILINE | re.DOTALL)
 
 PREAMBLE = """
@@ -38,7 +38,7 @@ def run_without_package(
 def run_with_package(
     code: str, workdir: Path, *arguments: str, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code` like `run_without_package`, but with `hf_vit` importable."""
+    """Runs `code` in `workdir` like `run_without_package`, but `hf_vit` can be imported."""
     environment["PYTHONPATH"] = str(ROOT)
     process = run_python("-c", textwrap.dedent(code), *arguments, workdir=workdir, fresh=fresh, **environment)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -63,7 +63,7 @@ def run_command(
 
 
 def start_python(*arguments: str, workdir: Path) -> Process:
-    """Starts Python in `workdir`; its output is discarded."""
+    """Starts Python in `workdir` and discards the output of the process."""
     nowhere, environment = Path(os.devnull), offline({"PYTHONPATH": str(ROOT)})
     return Process(*arguments, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
 
@@ -71,7 +71,7 @@ def start_python(*arguments: str, workdir: Path) -> Process:
 def run_python(
     *arguments: str, workdir: Path, processes: int = 1, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `workdir`, offline unless a Hub endpoint is given. Runs in `workdir` share its cache."""
+    """Runs Python in `workdir`, offline unless a Hub endpoint is given. Runs in the same `workdir` share a cache."""
     workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
@@ -88,7 +88,7 @@ def run_python(
 
 
 def offline(environment: dict[str, str]) -> dict[str, str]:
-    """Returns all environment variables of a process, which is offline unless a Hub endpoint is given."""
+    """Returns all environment variables for a process. The process is offline unless a Hub endpoint is given."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
         "HF_HOME": "hf_home",  # a relative path gives all processes the same environment

@@ -19,13 +19,13 @@ GOLDEN: dict[str, list[float]] = json.loads(PATH.read_text()) if PATH.exists() e
 
 
 def wave(shape: torch.Size, frequency: float) -> torch.Tensor:
-    """Returns distinct numbers in [-1, 1], computed by a formula instead of a random generator."""
+    """Returns distinct numbers in [-1, 1], computed by a formula and not by a random generator."""
     steps = torch.arange(shape.numel(), dtype=torch.float64)
     return torch.sin(frequency * steps + 0.1 * frequency).reshape(shape)
 
 
 def golden_values() -> dict[str, list[float]]:
-    """Returns the logits of every variant and the mean absolute gradient of each of its weights, in float64."""
+    """Returns, for every model variant, the logits and the mean absolute gradient of each weight, in float64."""
     results = {}
     for variant in VARIANTS:
         model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).double().eval()

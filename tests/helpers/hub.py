@@ -19,14 +19,14 @@ from urllib.parse import unquote
 import yaml
 
 
-# The only user, who can write only to the repositories "user/..."
+# Name and token of the only user, who can write only to the repositories "user/...".
 OWNER, TOKEN = "user", "hf_dummy"
 LFS_SUFFIXES = {".bin", ".png", ".pt", ".pth", ".safetensors"}
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit of a repository on one branch, with all its files and the paths that this commit has changed."""
+    """A commit on a branch of a repository, with all files and the paths that the commit has changed."""
 
     repo: str
     revision: str
@@ -47,15 +47,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure to simulate for the first request for `action` that contains `content` in its body."""
+    """A simulated failure of the first request for `action` whose body contains `content`."""
 
     action: str
-    status: int | None  # None closes the connection
+    status: int | None  # HTTP status, or None to close the connection
     content: bytes = b""
 
 
 class RefusedError(Exception):
-    """Raised if a request fails; holds the response with the reason."""
+    """Raised if the mock server refuses a request. Holds the response to the client."""
 
     def __init__(self, status: int, **headers: str) -> None:
         super().__init__(status)
@@ -95,7 +95,7 @@ def as_json(content: object, status: int = 200) -> Answer:
 
 
 class Hub:
-    """Repositories and their commits in chronological order. Each method after `find` handles one type of request."""
+    """Mock Hub: repositories with commits in chronological order. Each method after `find` handles a request type."""
 
     def __init__(self, root: Path) -> None:
         """Creates a repository "user/name" from every folder `root/user/name`."""
@@ -103,7 +103,7 @@ class Hub:
         self.private: set[str] = set()
         self.storage: dict[str, bytes] = {}
         self.uploads: list[str] = []  # Hashes of uploaded LFS files.
-        self.tags: dict[tuple[str, str], str] = {}  # Commit hash of each repository and tag.
+        self.tags: dict[tuple[str, str], str] = {}  # Maps pairs of repository and tag to commit hashes.
         self.failures: list[Failure] = []
         self.commits: list[Commit] = []
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
@@ -113,7 +113,7 @@ class Hub:
 
     @property
     def client(self) -> dict[str, str]:
-        """Environment variables for a client of this hub, including the token of the user."""
+        """Environment variables of a client of this hub, including the token of the user."""
         return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
     def find(self, repo: str, revision: str = "main") -> Commit:
@@ -254,7 +254,7 @@ ROUTES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Passes each request to the method of the hub that handles it."""
+    """HTTP handler that passes each request to the matching method of the hub."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -285,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         raise RefusedError(404)
 
     def fail(self, action: str, request: Request) -> None:
-        """Raises the failure that is scheduled for a request, if there is one."""
+        """Raises the failure that a test has scheduled for this request, if any."""
         for failure in self.hub.failures:
             if failure.action == action and failure.content in request.body:
                 self.hub.failures.remove(failure)
@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @functools.cache
 def own_port() -> int:
-    """Returns a port for all hubs of this process, so that their clients have the same environment and zygote."""
+    """Returns one port for all hubs of this process, so that their clients share an environment and a zygote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -311,7 +311,7 @@ def serve(root: Path) -> Iterator[Hub]:
     handler = type("BoundHandler", (Handler,), {"hub": hub, **methods})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", own_port()), handler)
-    except OSError:  # the port is used by another hub
+    except OSError:  # the port is still used by another hub
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

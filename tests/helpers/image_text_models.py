@@ -13,12 +13,12 @@ SMALL_TEXT = encoder_shape(16, 1, 24)
 
 
 def build_processor(texts: Sequence[str]) -> HfViTProcessor:
-    """Return a processor with a tokenizer that is trained on texts."""
+    """Return a processor with a tokenizer that is trained on the given texts."""
     return HfViTProcessor(HfViTImageProcessor.for_model(small_config()), train_tokenizer([*texts] * 3, 400, 40))
 
 
 def build_model(processor: HfViTProcessor) -> HfViTForZeroShotImageClassification:
-    """Return a model with a text tower for the tokenizer of a processor."""
+    """Return an image-text model whose text tower fits the tokenizer of the processor."""
     model = HfViTForZeroShotImageClassification(small_config(text_config={**SMALL_TEXT, **processor.text_options()}))
     draw_weights(model)
     return model.eval()

@@ -17,7 +17,7 @@ def noise(*shape, seed=0):
 
 
 def read(backend, image, **options):
-    """Returns the pixels (C, H, W) of an image file, before the image processor resizes and scales them."""
+    """Returns the pixels (C, H, W) of an image as an image processor reads them, before resizing and rescaling."""
     return backend(**{**PLAIN, **options})(image, return_tensors="pt").pixel_values[0]
 
 

@@ -1,4 +1,4 @@
-"""Small models that cover every option, shared by several test files."""
+"""Configurations, inputs and training cases of small models that cover every option, shared by several tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ def small_config(variant: str = "plain", **overrides: Any) -> hf_vit.HfViTConfig
 
 
 def pixels(config: hf_vit.HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
-    """Returns reproducible random images. Their size is that of `config`, or `grid` patches if given."""
+    """Returns reproducible random images. The image size is that of `config`, or `grid` patches if `grid` is given."""
     rows, columns = config.grid_size if grid is None else grid
     patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
@@ -105,13 +105,13 @@ def pixels(config: hf_vit.HfViTConfig, batch: int = 2, grid: tuple[int, int] | N
 
 
 def save_model(model: HfViTPreTrainedModel, folder: Path, **options: Any) -> Path:
-    """Save a model and its image processor, which is made with the given options; return `folder`."""
+    """Save a model, and an image processor with the given options; return `folder`."""
     model.save_pretrained(folder)
     hf_vit.HfViTImageProcessor.for_model(model.config, **options).save_pretrained(folder)
     return folder
 
 
-# Function that returns a batch of a given number of images, as a dictionary of model arguments.
+# Type of functions that return model arguments for a batch with a given number of images.
 MakeBatch = Callable[[hf_vit.HfViTConfig, int], dict[str, Any]]
 
 
@@ -121,7 +121,7 @@ del RAE["latent_channels"]
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A model class with training data. Gradient accumulation changes the result if `accumulates` is False."""
+    """A model class with training data. If `accumulates` is False, gradient accumulation changes the result."""
 
     model_class: type[HfViTPreTrainedModel]
     make_batch: MakeBatch
@@ -195,7 +195,7 @@ def boxes(generator: Generator, count: int) -> Tensor:
 
 
 def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
-    """Returns a function that makes batches in which the image with index i has `count_of(i)` objects."""
+    """Returns a function that makes detection batches in which the image with index i has `count_of(i)` objects."""
 
     def make_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(batch)
@@ -211,7 +211,7 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
     return make_batch
 
 
-objects = with_boxes(lambda number: number % 5)  # The first image has no objects.
+objects = with_boxes(lambda number: number % 5)  # Images 0 and 5 have no objects.
 objects_in_one_image = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
 
 
@@ -220,14 +220,14 @@ def images_alone(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_noise(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns images, and the noise that determines which patches are masked."""
+    """Returns images and noise. The noise determines which patches are masked."""
     rows, columns = config.grid_size
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
     return {"pixel_values": pixels(config, batch), "noise": noise}
 
 
 def with_texts(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns images with texts of several lengths, which end with an end token and padding."""
+    """Returns images with texts of several lengths. Each text ends with an end token, followed by padding."""
     length, end = 8, 39
     texts = torch.randint(1, end, (batch, length), generator=torch.Generator().manual_seed(batch))
     ends = 2 + torch.arange(batch)[:, None] % (length - 2)  # (B, 1)
@@ -237,7 +237,7 @@ def with_texts(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_captions(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns images with captions of several lengths, which have no labels at the start and at the end."""
+    """Returns images with captions of several lengths. The first and last tokens of a caption have no labels."""
     inputs = with_texts(config, batch)
     labels = inputs["input_ids"].where(inputs.pop("attention_mask").bool(), -100)
     labels[:, 0] = -100
@@ -255,7 +255,7 @@ def with_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_masked_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns views of images with teacher assignments. Each image has masked patches in its first global view."""
+    """Returns views of images and teacher assignments. The first global view of each image has masked patches."""
     generator = torch.Generator().manual_seed(batch)
     masks = torch.zeros(batch, 2, config.grid_size[0] * config.grid_size[1], dtype=torch.bool)
     masks[:, 0, ::3] = True
@@ -280,24 +280,24 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
 
 
 class WithFixedPoints(hf_vit.HfViTForUniversalSegmentation):
-    """Model that samples masks at fixed points, as in evaluation. Random points would differ between processes."""
+    """Segmentation model whose loss samples masks at fixed points, because random points differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.training = False  # affects only the loss; the layers stay in training mode
+        self.training = False  # the loss uses fixed points; the submodules stay in training mode
         return self
 
 
 class WithFixedSlices(hf_vit.HfViTForJointEmbedding):
-    """Model that draws identical random slices in each step."""
+    """Joint-embedding model that draws the same random slices in each step."""
 
-    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers inspects this name
+    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for this argument name
         torch.manual_seed(0)
         return super().forward(**inputs, return_loss=return_loss)
 
 
 class Comparing(hf_vit.HfViTForZeroShotImageClassification):
-    """Model that always computes the loss, as if the data collator requested it."""
+    """Zero-shot classifier that always computes the loss, as if the data collator had passed `return_loss=True`."""
 
     def forward(self, **inputs: Any) -> Any:
         return super().forward(**inputs, return_loss=True)
@@ -311,7 +311,7 @@ QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks"
 BERT = {name: value for name, value in SMALL_TEXT.items() if name != "eos_token_id"} | {"num_hidden_layers": 1}
 BERT |= {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
-# Targets of heads that depend on padding, with rotary positions
+# Padded batches for heads whose loss depends on padding.
 MAPS, DEPTHS, POINTS = (padded(labeled(targets)) for targets in (semantic_maps, depth_maps, keypoints))
 AUXILIARY = {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}
 BATCH_NORM = {**DEFORMABLE, "projector_norm": "batch"}
@@ -322,7 +322,7 @@ def case(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overr
 
 
 def whole(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overrides: Any) -> TrainingCase:
-    """Return a case whose result depends on how a batch is split."""
+    """Return a training case whose result depends on how a batch is split."""
     return TrainingCase(model_class, make_batch, {**overrides, **ROTARY}, accumulates=False)
 
 

@@ -1,4 +1,4 @@
-"""Refusal of network access, so that tests depend only on local files."""
+"""Blocks network access, so that tests depend only on local files."""
 
 import ipaddress
 import socket
@@ -7,16 +7,19 @@ from typing import Any
 
 
 class NetworkRefusedError(BaseException):
-    """Raised if network access is refused. No `Exception`, because libraries would handle one as a network failure."""
+    """Raised if network access is refused.
+
+    Derived from `BaseException`, because libraries would handle an `Exception` as a network failure.
+    """
 
 
-# Host of the dataset viewer if a mock on this machine serves as the Hub. `datasets` works without the viewer.
+# Host that `datasets` derives for the dataset viewer of a mock Hub on this machine. The viewer is optional.
 VIEWER = "datasets-server.127.0.0.1"
-refused: list[str] = []  # All refused hosts, including those with a caught error
+refused: list[str] = []  # All refused hosts, even if the error was caught
 
 
 def check_host(host: Any) -> None:
-    """Raise `NetworkRefusedError` for a host other than this machine."""
+    """Raise `NetworkRefusedError` if a host is not this machine."""
     name = host.decode() if isinstance(host, bytes) else str(host or "localhost")
     if name.startswith(VIEWER):
         raise socket.gaierror(f"{name} has no address")

@@ -10,7 +10,7 @@ from .datasets import encoded, picture, write_image
 
 
 NAMES = ("cat", "dog")
-# An image: file name, size (width, height) and objects, each with a class and a box (x1, y1, x2, y2)
+# An image: file name, size (width, height), and a list of objects with class and box (x1, y1, x2, y2).
 Scene = tuple[str, tuple[int, int], list[tuple[str, tuple[float, float, float, float]]]]
 SCENES: dict[str, list[Scene]] = {
     "train": [
@@ -39,7 +39,7 @@ def coco_content(split: str) -> dict[str, Any]:
         for name, (x1, y1, x2, y2) in objects:
             annotation = {"id": len(annotations) + 1, "image_id": 10 * number, "category_id": ids[name]}
             annotations.append({**annotation, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0})
-    annotations.sort(key=lambda annotation: -annotation["image_id"])  # Annotations of COCO are not sorted by image
+    annotations.sort(key=lambda annotation: -annotation["image_id"])  # real COCO files are not sorted by image
     return {"images": images, "annotations": annotations, "categories": CATEGORIES}
 
 
@@ -50,7 +50,7 @@ def write_json(file: Path, content: dict[str, Any]) -> Path:
 
 
 def write_coco_boxes(folder: Path, **changes: Any) -> Path:
-    """Write folders with images and annotations.json; `changes` replace lists in the file of "train"."""
+    """Write a folder per split with images and annotations.json; `changes` replace lists in the "train" file."""
     for split in SCENES:
         write_scenes(folder, {split: f"{split}/images"})
         write_json(folder / split / "annotations.json", coco_content(split) | (changes if split == "train" else {}))
@@ -70,7 +70,7 @@ def voc_xml(scene: Scene, extra: str = "") -> str:
 
 
 def write_voc_beside(folder: Path, places: dict[str, str]) -> Path:
-    """Write the XML file of each scene to the folder of its split."""
+    """Write the VOC file (XML) of each scene to the folder of its split."""
     for split, place in places.items():
         (folder / place).mkdir(parents=True, exist_ok=True)
         for scene in SCENES[split]:
@@ -94,6 +94,6 @@ def write_yolo_labels(folder: Path, places: dict[str, str]) -> Path:
 
 
 def boxes_table(split: str, objects: Any, columns: list[Any]) -> Dataset:
-    """Return a dataset with encoded images and the column `objects` of a given type and content."""
+    """Return a dataset with encoded images and a column `objects` of the given type and content."""
     images = [encoded(picture(number, size)) for number, (_, size, _) in enumerate(SCENES[split])]
     return Dataset.from_dict({"image": images, "objects": columns}, Features({"image": Image(), "objects": objects}))

@@ -1,4 +1,4 @@
-"""Synthetic COCO datasets of drawn objects and figures, for training detection and keypoints."""
+"""Synthetic COCO datasets of drawn objects and figures, for training detection and keypoint models."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Draw = Callable[[np.random.Generator, np.ndarray, int], list[dict[str, Any]]]
 
 
 def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Path:
-    """Write images of several sizes, painted by `draw`, and their annotations; return `folder`."""
+    """Write images of several sizes that `draw` paints, and their COCO annotations; return `folder`."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
         (folder / split / "images").mkdir(parents=True)
@@ -38,7 +38,7 @@ def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Pa
 
 
 def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """Draw boxes on the left, the right, or both sides; every fourth image has none. Image 3 also has a crowd."""
+    """Draw a box on the left, on the right, on both sides or, in every fourth image, none. Image 3 has a crowd."""
     found = []
     for side in range(2):
         if number % 4 in (side, 2):

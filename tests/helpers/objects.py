@@ -20,7 +20,7 @@ def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def detection_image(number: int) -> Image:
-    """Return random boxes as targets, and detections of them: some are shifted, some are false.
+    """Return random boxes as targets, and detections, some of which are shifted or false positives.
 
     Image 1 has no objects, image 2 has no detections, and image 3 has no objects and no detections.
     """
@@ -34,7 +34,7 @@ def detection_image(number: int) -> Image:
     prediction = {
         "boxes": found[kept],
         "class_labels": found_labels[kept],
-        "scores": generator.random(kept.sum()).round(1),  # Many scores are equal
+        "scores": generator.random(kept.sum()).round(1),  # Scores are rounded so that many of them are equal
     }
     areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) * generator.uniform(0.5, 1, len(boxes))
     is_crowd = generator.random(len(boxes)) < 0.15
@@ -42,12 +42,12 @@ def detection_image(number: int) -> Image:
 
 
 def pose(number: int) -> Image:
-    """Return a predicted pose, and an object with some unlabeled keypoints; every image has two objects."""
+    """Return a predicted pose, and the object with some unlabeled keypoints. Every image has two objects."""
     generator = np.random.default_rng(number)
     box = random_boxes(generator, 1)[0]
     sides = box[2:] - box[:2]
     points = box[:2] + sides * generator.random((len(KEYPOINTS), 2))
-    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # Object 4 has no labels
+    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # Object 4 has no labeled keypoints
     error = generator.normal(0, 0.06, points.shape) * sides
     prediction = {"keypoints": points + error, "scores": generator.random(len(KEYPOINTS)).round(1)}
     return prediction, {

@@ -17,7 +17,7 @@ Arguments = Sequence[str | Mapping[str, Any]]
 
 
 def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
-    """Return the option values of a command line. Its first part may be a mapping of options or a recipe."""
+    """Return the option values of a command line. The first argument may be a mapping of options or a recipe."""
     first = arguments[0] if arguments else ""
     if isinstance(first, Mapping):
         return {**first, **values_of(types, arguments[1:])}
@@ -25,7 +25,7 @@ def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
 
 
 def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the option values of a command line, parsed as by the command `hf-vit`."""
+    """Return the option values of a command line, parsed in the same way as by the command `hf-vit`."""
     first = arguments[0] if arguments else ""
     is_recipe = first.endswith((".yaml", ".json"))
     page = {"options": {option["name"]: option for option in options}, "words": [], "recipe": True}
@@ -42,7 +42,7 @@ def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
-    """Run an evaluation from a command line. As in `hf-vit evaluate`, errors exit with a one-line message."""
+    """Run an evaluation from a command line. Like `hf-vit evaluate`, exit with a one-line message on errors."""
     with cli.exit_with_error_line():
         values = evaluation_values(arguments)
     run_evaluation(values, report)
@@ -54,7 +54,7 @@ def call_command(name: str, arguments: Sequence[str]) -> None:
 
 
 def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:
-    """Parse a command line to dataclasses of options."""
+    """Parse a command line into dataclasses of options."""
     return build(types, with_recipe(values_of(types, arguments)), **defaults)
 
 
@@ -70,7 +70,7 @@ def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, An
 def run(
     task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Run training from a command line. As in `hf-vit train`, errors exit with a one-line message."""
+    """Run training from a command line. Like `hf-vit train`, exit with a one-line message on errors."""
     with cli.exit_with_error_line():
         values = values_of(task_class.argument_types(), arguments)
     run_training(task_class, values, report)

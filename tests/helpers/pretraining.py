@@ -18,7 +18,7 @@ from .references import draw_weights
 
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
-NUM_TRAIN, NUM_TEST = 12, 7  # Images per color; totals are not multiples of the batch sizes
+NUM_TRAIN, NUM_TEST = 12, 7  # Images per color, chosen so that batch sizes do not divide the totals
 CONFIG = {**encoder_shape(32, 2, 64), "patch_size": 4}
 DECODER = {f"decoder_{name}": value for name, value in encoder_shape(16, 1, 32).items()}
 SMALL = [*QUIET, "--image_size", "16", "--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
@@ -27,7 +27,7 @@ BATCH = ["--per_device_train_batch_size", "8"]
 
 
 def write_colors(folder: Path) -> Path:
-    """Write noisy images of several sizes, each of one color with a white corner, to <split>/<color>/."""
+    """Write noisy images of several sizes to <split>/<color>/. Each image has one color and a white corner."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
         for name, color in COLORS.items():
@@ -47,7 +47,7 @@ def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **obje
 
 
 def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -> dict[str, float]:
-    """Run the pretraining script; return the validation scores."""
+    """Run the pretraining script and return the validation scores."""
     run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, report=lambda _: None)
     (file,) = output_dir.glob("*_scores.json")
     scores: dict[str, float] = json.loads(file.read_text())
@@ -55,14 +55,14 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
-    """Return the pretraining task of a command line, with its data loaded."""
+    """Return the pretraining task of a command line, after loading the data."""
     task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Return the Trainer of a command line. Its model has fixed nonzero weights."""
+    """Return the Trainer of a command line, whose model has fixed nonzero weights."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer
@@ -76,7 +76,7 @@ def train_all_ways(
     stream = ["--streaming", "true"]
     for way, options in {"list": [], "stream": [*stream, "--shard_by_process", "false"], "shards": stream}.items():
         batch = ["--per_device_train_batch_size", str(batch_size), "--logging_steps", "1"]
-        # SGD, because Adam amplifies rounding errors of small gradients
+        # SGD is used because Adam would amplify rounding errors of small gradients.
         sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]
         task = make_task(data, folder / way, *A_FEW, *options, *batch, *sgd)
         trainer = task.make_trainer()

@@ -1,4 +1,4 @@
-"""Start Python processes as forks of `tests/helpers/zygote.py`, much faster than new processes."""
+"""Start Python processes as forks of `tests/helpers/zygote.py`, which is much faster than starting new ones."""
 
 import functools
 import json
@@ -23,15 +23,15 @@ NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",
-}  # Usage reporting would need the network.
+}  # Usage reporting is off because it needs the network.
 
 ZYGOTES: set[int] = set()  # Process ids of zygotes, which end with this process.
 
-_STARTED: list[subprocess.Popen[bytes]] = []  # Processes without a call of `wait`.
+_STARTED: list[subprocess.Popen[bytes]] = []  # Processes for which `wait` was not called yet.
 
 
 class Process:
-    """Python in another process, with `pid`, `returncode` and the methods of `subprocess.Popen`."""
+    """A Python process with the interface of `subprocess.Popen`: `pid`, `returncode`, `poll`, `wait` and others."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class Process:
         processes: int = 1,
         fresh: bool = False,
     ) -> None:
-        """Start Python with a script, "-m" and a module, or "-c" and code, as several processes like torchrun.
+        """Start Python with a script, "-m" and a module, or "-c" and code, in one process or, like torchrun, several.
 
-        The environment is complete. A `fresh` process imports the libraries of Hugging Face and `hf_vit` itself.
+        The process has no variables other than `environment`. If `fresh`, it imports the Hugging Face libraries and
+        `hf_vit` itself; otherwise, it is forked from a process that has imported them.
         """
         variables = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
         source = zygote() if fresh else warm_zygote(tuple(sorted(variables.items())))
@@ -94,7 +95,7 @@ def receive(connection: socket.socket) -> int:
 
 @functools.cache
 def zygote() -> socket.socket:
-    """Start the zygote, which ends with this process; return the socket that receives orders."""
+    """Start the zygote, which ends when this process ends; return the socket for orders to the zygote."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,4 +1,4 @@
-"""Reference models of other libraries, conversion of their weight names to ours, and parity checks."""
+"""Reference models from other libraries, conversion of their weight names to those of hf_vit, and parity checks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 
-# Shape of the small models that are compared with every library
+# Configuration of the small models that are compared with other libraries.
 SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 SHAPE |= {"image_size": 32, "patch_size": 8}
 PARTS = {"q": "query", "k": "key", "v": "value"}
-# Substitutions that convert weight names of transformers and timm to our names, applied in order
+# Substitutions that convert weight names of transformers and timm to our names. They are applied in order.
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    # Decoders of models for masked image modeling
+    # Decoders of masked image modeling in transformers.
     (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
     (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
     (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),
     (r"^decoder\.(?:decoder_)?(layers|norm|mask_token)", r"masked_image_modeling_head.mae.\1"),
     (r"^decoder\.0\.", "masked_image_modeling_head.simmim.predictor."),
-    # Models of transformers
+    # Encoders in transformers.
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
     (r"\.self_attn\.", ".attention."),
     (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
@@ -46,7 +46,7 @@ RENAMES = (
     (r"^head\.attention\.in_proj_", "attention_pooling.in_proj."),
     (r"^head\.(?:attention\.)?(projection|mlp)\.", r"attention_pooling.\1."),
     (r"^head\.layernorm\.", "attention_pooling.norm."),
-    # Models of timm
+    # Models in timm.
     (r"^blocks\.", "encoder.layers."),
     (r"^(cls_token|mask_token)", r"embeddings.\1"),
     (r"^dist_token", "embeddings.distillation_token"),
@@ -72,7 +72,10 @@ def plain_mlp(match: re.Match[str]) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str, Tensor]:
-    """Convert weights or gradients of a reference model to our names and tensor layout. The conversion is linear."""
+    """Convert weights or gradients of a reference model to our names and tensor layout.
+
+    Gradients can be converted like weights because the conversion is linear.
+    """
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, replacement in RENAMES:
@@ -96,23 +99,23 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             renamed[f"{stem}qkv.bias"] = torch.cat([biases["query"], biases["key"], biases["value"]])
         elif biases["query"] is not None:
             renamed[f"{stem}query_bias"], renamed[f"{stem}value_bias"] = biases["query"], biases["value"]
-    if not any(".mlp.gate." in name for name in renamed):  # The MLP of DINOv3 without gate also has up and down layers
+    if not any(".mlp.gate." in name for name in renamed):  # layers of DINOv3's MLP without a gate have the same names
         renamed = {re.sub(r"\.mlp\.(up|down)\.", plain_mlp, name): tensor for name, tensor in renamed.items()}
-    for name in ("mask_token", "cls_token", "position_embeddings"):  # Can have shape (D,), (1, D) or (N, D)
+    for name in ("mask_token", "cls_token", "position_embeddings"):  # the shape may be (D,), (1, D) or (N, D)
         if f"embeddings.{name}" in renamed:
             tensor = renamed[f"embeddings.{name}"]
             renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
-    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # Empty in DINOv3 without registers
+    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # register tokens may be empty
     unprefixed = ("classifier.", "distillation_classifier.", "masked_image_modeling_head.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
 
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int = 0) -> None:
-    """Draw random weights so that every weight affects the output: heads, positions, gains and biases are not 0."""
+    """Draw random nonzero weights, including heads, positions, gains and biases, so that each affects the output."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # Position table that is not trained
+        if not parameter.requires_grad:  # keep position tables that are not trained
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
         if "token" in name or "pos" in name:
@@ -127,7 +130,7 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
 
 @dataclass
 class Parity:
-    """A reference model, our model, and functions that run them.
+    """Comparison of a reference model with our model.
 
     Positions named `float32_positions` stay in float32 in a float64 reference if they are resampled, because our model
     always resamples in float32. Weights whose names end with `without_effect` add a constant to all keys, which the

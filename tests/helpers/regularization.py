@@ -17,7 +17,7 @@ from .references import draw_weights
 
 
 NUM_TRAIN, NUM_TEST = 44, 10
-# No MixUp and CutMix: they mix images of a batch, so training steps would depend on how the batch is split
+# MixUp and CutMix are off: they mix images of a batch, so results would depend on how the batch is split.
 SPLITTABLE = ClassificationArguments("data", classification_loss="bce")
 EVERYTHING = replace(SPLITTABLE, mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, token_drop_rate=0.25)
 
@@ -25,7 +25,7 @@ EVERYTHING = replace(SPLITTABLE, mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_s
 def regularized_trainer(
     folder: Path, batch_size: int, regularization: ClassificationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
-    """Return the training script's Trainer for a small model and a few digits. Each step sees every digit twice."""
+    """Return the training script's Trainer for a small model and a few digits. Batches contain each digit twice."""
     digits = load_digits()
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
@@ -50,7 +50,7 @@ def train_regularized(
     checkpoint: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train, optionally from a checkpoint; return the losses, the weights and the sequence lengths in the blocks."""
+    """Train, optionally from a checkpoint; return the losses, the weights and the sequence lengths."""
     trainer = regularized_trainer(folder, batch_size, regularization, **options)
     lengths: list[tuple[bool, int]] = []
     trainer.model.model.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Seed all random generators of tests and of the processes that they start."""
+"""Seed all random generators of tests and of the processes that tests start."""
 
 import os
 import random
@@ -11,9 +11,9 @@ VARIABLE = "PYTEST_SEED"  # Environment variable that passes the seed to process
 
 def seed_everything(number: int) -> None:
     """Seed the generators of Python, NumPy and torch, also in processes started later."""
-    import torch  # Not imported by the process that distributes tests
+    import torch  # torch is not imported in the process that distributes tests
 
     os.environ[VARIABLE] = str(number)
     random.seed(number)
     np.random.seed(number)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed also stores a traceback per device type
+    torch.default_generator.manual_seed(number)  # torch.manual_seed would also store tracebacks

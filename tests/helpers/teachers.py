@@ -29,8 +29,8 @@ from .models import small_config
 from .references import draw_weights
 
 
-# Cases of `TRAINING_CASES` and their type of distillation. Some losses are means over images, others are sums over
-# images or boxes of the whole step.
+# Pairs of a case in `TRAINING_CASES` and a type of distillation. Some losses are means over images; others are sums
+# over the images or boxes of a whole training step.
 DISTILLED_CASES = [
     ("distillation_token", "hard"),
     ("distillation_token", "soft"),
@@ -80,28 +80,28 @@ def save_teacher(kind: str, folder: Path, names: Sequence[str]) -> Path:
 
 
 def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
-    """Return a model class of transformers, its configuration and its image processor."""
+    """Return a model class of transformers with a configuration and an image processor."""
     match kind:
         case "vit":
             config = ViTConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return ViTForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "beit":  # Has a CLS token; hf_vit cannot convert BEiT models
+        case "beit":  # has a CLS token; hf_vit cannot convert BEiT models
             config = BeitConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return BeitForImageClassification, config, BeitImageProcessor(**SQUARE, do_center_crop=False)
-        case "swin":  # Token grid coarser than the patch grid, no CLS token
+        case "swin":  # has no CLS token; the token grid is coarser than the patch grid
             config = SwinConfig(
                 image_size=48, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=3, **labels
             )
             return SwinForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "uneven_swin":  # Grids of 10, 5 and 3 tokens a side
+        case "uneven_swin":  # its stages have grids of 10x10, 5x5 and 3x3 tokens
             config = SwinConfig(
                 image_size=40, patch_size=4, embed_dim=4, depths=[1] * 3, num_heads=[1] * 3, window_size=3, **labels
             )
             return SwinForImageClassification, config, ViTImageProcessor(size={"height": 40, "width": 40})
-        case "levit":  # Grids of 7, 4 and 2 tokens a side
+        case "levit":  # its stages have grids of 7x7, 4x4 and 2x2 tokens
             widths = {"hidden_sizes": [16] * 3, "key_dim": [4] * 3, "num_attention_heads": [1] * 3}
             config = LevitConfig(image_size=112, depths=[1] * 3, **widths, **labels)
             return LevitForImageClassification, config, ViTImageProcessor(size={"height": 112, "width": 112})
-        case _:  # "resnet": a feature map, no CLS token
+        case _:  # "resnet", which returns a feature map and has no CLS token
             config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", **labels)
             return ResNetForImageClassification, config, ConvNextImageProcessor(size={"shortest_edge": 32})

@@ -1,4 +1,4 @@
-"""Small timm models, and their comparison with converted models."""
+"""Helpers that compare small timm models with the converted models."""
 
 import copy
 from collections.abc import Callable
@@ -30,10 +30,13 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def assert_equals_timm(
     theirs: nn.Module, open_ours: Callable[[torch.dtype], HfViTPreTrainedModel], resampled: bool = True
 ) -> None:
-    """Assert equal tokens and outputs in float64 and float32, at the native and, if `resampled`, at other sizes."""
+    """Assert that tokens and outputs are equal in float64 and float32, at the native image size.
+
+    If `resampled`, other image sizes are compared too.
+    """
     height, width = theirs.patch_embed.img_size
     sizes = ((height, width), (height - 8, 2 * width), (16, 16)) if resampled else ((height, width),)
-    # timm rounds the rotary angles of DINOv3 to float32 at another point than transformers and our model do
+    # timm rounds the rotary angles of DINOv3 to float32 in a different step than transformers and our model.
     rounding = 1e-6 if isinstance(getattr(theirs, "rope", None), RotaryEmbeddingDinoV3) else 1e-9
     for dtype, tolerance in ((torch.float64, rounding), (torch.float32, 1e-5)):
         reference, ours = in_precision(theirs, dtype), open_ours(dtype).eval()

@@ -16,7 +16,7 @@ from .zygote import run
 
 
 def work(unbuffered: str, *arguments: str) -> None:
-    """Run a worker process with the default handlers of signals that the launcher handles."""
+    """Run a worker process after restoring the default signal handlers, which the launcher has replaced."""
     assert unbuffered == "-u"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -24,7 +24,7 @@ def work(unbuffered: str, *arguments: str) -> None:
 
 
 def launch(config: LaunchConfig, entrypoint: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Replacement for `elastic_launch` of torchrun that forks worker processes."""
+    """Replacement for torchrun's `elastic_launch` that forks worker processes."""
     assert entrypoint == sys.executable
     config.start_method = "fork"
     gc.freeze()

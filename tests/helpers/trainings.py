@@ -38,10 +38,10 @@ from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
 TRAINERS: dict[str, type[Trainer]] = {"HfViTTrainer": HfViTTrainer, "transformers.Trainer": Trainer}
-GLOBAL_BATCH = 8  # Images per step, over all processes and accumulation steps
-NUM_TRAIN, NUM_TEST = 44, 37  # Not multiples of the batch size
+GLOBAL_BATCH = 8  # Images per training step, summed over all processes and accumulation steps
+NUM_TRAIN, NUM_TEST = 44, 37  # The batch size divides neither number
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-# Maps the number of processes to pairs: images per process and forward pass, and forward passes per step
+# Number of processes -> pairs of batch size per process and number of accumulation steps.
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
 AUGMENTED_SAVE_STEP = 8  # Step in the middle of the second epoch; an epoch has 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
@@ -53,7 +53,7 @@ JOBS: dict[str, Callable[..., None]] = {}
 
 
 def job(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a job of the command line. What it returns is written to a file for each process."""
+    """Register a function as a job of the command line. Each process writes its return value to a file."""
 
     def run(folder: Path, *arguments: str) -> None:
         results = work(folder, *arguments)
@@ -67,7 +67,7 @@ def job(work: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the default dtype, also for the tensor in which the Trainer sums up losses."""
+    """Set the default dtype, which also applies to the tensor in which the Trainer accumulates losses."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -109,7 +109,7 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 
 
 def splits(name: str, processes: int) -> list[tuple[int, int]]:
-    """Return the ways to split the batch of a case. For several processes, return only the finest split."""
+    """Return the ways to split the batch of a training case. With several processes, return only the finest split."""
     own = [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
     return own if processes == 1 else own[-1:]
 
@@ -132,7 +132,7 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
-    """Return the mean loss over the parts of a batch, and its gradient. Both are computed with plain PyTorch.
+    """Return the mean loss over the parts of a batch and the gradient of this loss, computed with plain PyTorch.
 
     If `counts_all`, losses of models that support it are normalized by the item count of the whole batch, and summed.
     """
@@ -158,7 +158,7 @@ def step_of_case(folder: Path, name: str, trainer: str, size: int, accumulate: i
 
 
 def loss_of_evaluation(folder: Path, name: str, trainer: str) -> tuple[float, float]:
-    """Return the evaluation loss of one of `TRAINERS`, and the loss of the model."""
+    """Return the evaluation loss that one of `TRAINERS` reports, and the loss that the model returns."""
     with default_dtype(torch.float64):
         model, batch = model_and_batch(name, GLOBAL_BATCH)
         evaluating = TRAINERS[trainer](
@@ -213,7 +213,7 @@ def train_case(
 
 
 def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Compute metrics over all images. Its `loss` replaces the loss of the Trainer, which is a mean over batches."""
+    """Compute metrics over all images. The `loss` replaces that of the Trainer, which is a mean over batches."""
     logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
     return {
         "loss": float(classification_loss(logits, labels, None)),
@@ -267,7 +267,7 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
 
 
 def storing(**kwargs: Any) -> HfViTTrainer:
-    """Return a Trainer that stores features in the output folder."""
+    """Return a Trainer that stores frozen features in the output folder."""
     trainer = HfViTTrainer(**kwargs)
     trainer.feature_folder = Path(trainer.args.output_dir) / "features"
     return trainer
@@ -278,9 +278,9 @@ class OfSavedModel(HfViTTrainer):
 
     def __init__(self, model: hf_vit.HfViTForImageClassification, **kwargs: Any) -> None:
         base = f"{kwargs['args'].output_dir}-base"
-        model.config.save_pretrained(base)  # Otherwise adapters search for it on the Hub
+        model.config.save_pretrained(base)  # otherwise, PEFT searches the Hub for it
         model.config._name_or_path = base
-        torch.manual_seed(0)  # Adapters are initialized randomly
+        torch.manual_seed(0)  # adapter weights are initialized randomly
         super().__init__(model=model, **kwargs)
 
 
@@ -290,7 +290,7 @@ def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
-    """Return the metrics of a model with given weights, in float64, so that they do not depend on the batch size."""
+    """Return the metrics of a model with fixed weights, in float64 so that they do not depend on the batch size."""
     with default_dtype(torch.float64):
         trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
         collate = trainer.data_collator
@@ -309,7 +309,7 @@ class AtManySizes(HfViTTrainer):
 
 
 def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
-    """Return a Trainer that averages weights over large steps, so that average and weights differ clearly."""
+    """Return a Trainer that averages weights. Its learning rate is large, so that average and weights differ."""
     defaults = {"ema_decay": EMA_DECAY, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     defaults |= {"warmup_steps": 0, "per_device_train_batch_size": GLOBAL_BATCH, "eval_strategy": "no"}
     options = {**defaults, "report_to": "none", **options}
@@ -336,7 +336,7 @@ def average_and_die(folder: Path) -> None:
 
 
 def in_a_fork(work: Callable[[], Any]) -> int:
-    """Run a function in a forked process, which needs no imports; return its exit status."""
+    """Run a function in a forked process, which need not import libraries again; return the exit status."""
     if child := os.fork():
         return os.waitpid(child, 0)[1]
     work()
@@ -345,7 +345,7 @@ def in_a_fork(work: Callable[[], Any]) -> int:
 
 @job
 def average_on_processes(folder: Path) -> dict[str, Any]:
-    """Train with averaged weights in one process, and in two under DDP and FSDP2."""
+    """Train with averaged weights in one process, and in two processes with DDP and with FSDP2."""
     if os.environ["RANK"] == "0":
         launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         assert in_a_fork(lambda: average_and_die(folder)) == 0
@@ -382,7 +382,7 @@ def train_twice(folder: Path) -> dict[str, Any]:
 
 
 def train_cases(folder: Path, processes: int, *dtypes: str) -> dict[tuple[str, str, tuple[int, int]], Any]:
-    """Train all cases in several processes, in each precision and with each split of the batch."""
+    """Train all cases of `TRAINING_CASES` in several processes, in each precision and with each split of the batch."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == processes
     return {
         (name, dtype, split): train_case(folder, name, dtype, *split)
@@ -394,7 +394,7 @@ def train_cases(folder: Path, processes: int, *dtypes: str) -> dict[tuple[str, s
 
 @job
 def compare_processes(folder: Path) -> dict[str, Any]:
-    """Run all cases in two processes that must match a run in one process."""
+    """Run all cases in two processes whose results must match a run in one process."""
     half = GLOBAL_BATCH // 2
     stored = {"trainer_class": storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
     results = {
@@ -440,7 +440,7 @@ def compare_distillation(folder: Path) -> dict[tuple[str, str, tuple[int, int]],
 
 @job
 def compare_shares(_: Path) -> dict[Any, Any]:
-    """Compute contrastive losses of images and texts that are split between two processes."""
+    """Compute contrastive losses of image-text pairs that are split between two processes."""
     torch.distributed.init_process_group("gloo")
     return contrastive.losses_per_distribution()
 
@@ -457,7 +457,10 @@ def score_predictions(folder: Path, kind: str) -> None:
 
 @job
 def score_tasks(folder: Path, trained: str, *data: str) -> None:
-    """Evaluate models of the tasks in `data` (task=path) in two processes, which write their scores; train one."""
+    """Evaluate a model of each task in `data` (task=path) in two processes, and train one on the task `trained`.
+
+    Each process writes its scores to a file.
+    """
     assert training_arguments(folder).world_size == 2
     places = {task: Path(path) for task, path in (item.split("=") for item in data)}
     scores = scores_at_all_batch_sizes(places, folder)
@@ -479,7 +482,7 @@ def train_pairs(folder: Path, data: str) -> dict[str, Any]:
     return results
 
 
-# Runs that are killed and resumed have epochs of 6 steps, all kinds of dropout, and evaluation after each epoch.
+# Training runs that are killed and resumed have epochs of 6 steps and use all kinds of dropout.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
 
@@ -531,7 +534,10 @@ def train_and_die(folder: Path, how: str, workers: str) -> None:
 
 @job
 def train_to_the_end(folder: Path, *workers: str) -> None:
-    """Train in subfolders with numbers of worker processes (name=number), from the last checkpoint if there is one."""
+    """Run a training for each argument name=number, in the subfolder `name` with `number` data loader workers.
+
+    Training resumes from the last checkpoint in the subfolder if there is one.
+    """
     for name, number in (item.split("=") for item in workers):
         trainer = resumable_trainer(folder / name, int(number))
         checkpoint = last_checkpoint(folder / name)
@@ -547,7 +553,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
         torch.save(result, folder / f"{name}.pt")
 
 
-STOP_STEP = 4  # Step in the second epoch; in two processes, an epoch has 3 steps
+STOP_STEP = 4  # A step in the second epoch: with two processes, an epoch has 3 steps
 
 
 class SignaledProcess(HfViTTrainer):

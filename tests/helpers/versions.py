@@ -1,4 +1,4 @@
-"""Skip marks of tests that need newer dependencies than the oldest supported ones."""
+"""Skip marks for tests that need newer versions of dependencies than the oldest supported ones."""
 
 import pytest
 import torch

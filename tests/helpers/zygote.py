@@ -1,12 +1,12 @@
 """Zygote: a process that has imported large libraries and forks into the processes that tests start.
 
-A new process takes seconds to import them. The libraries of Hugging Face read their environment (`HF_HOME`,
+A new process takes seconds to import these libraries. The libraries of Hugging Face read their environment (`HF_HOME`,
 `HF_ENDPOINT`, …) at import, so they are imported by an additional zygote per environment, or by the process itself.
 
 `python -m tests.helpers.zygote SOCKET` receives sockets until SOCKET is closed. Each received socket carries an
-`Order` and is answered with two numbers: the process id and, when the process has ended, its exit code. If a second
-socket is received with it, the process becomes a zygote and only its id is returned; it imports the modules in its
-arguments and receives its orders on that socket.
+`Order`. The zygote answers on this socket with the process id and, when the process has ended, its exit code. If a
+second socket is received with the first one, the new process becomes a zygote: it imports the modules in its
+arguments and receives orders on the second socket. Its exit code is not sent.
 """
 
 import ctypes
@@ -49,9 +49,9 @@ class Order(TypedDict):
 
 
 def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
-    """Process orders. Return only in forked processes, with the order and, for a zygote, the order socket."""
+    """Process orders. Return only in forked processes: the order and, if the fork is a zygote, its order socket."""
     gc.collect()
-    gc.freeze()  # Otherwise garbage collection copies the imported objects in each process.
+    gc.freeze()  # otherwise, garbage collection would copy imported objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The system cleans up responder processes when they end.
     while descriptors := socket.recv_fds(source, 1, 2)[1]:
         connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> None:
 
 
 def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) -> None:
-    """Run the main program as one of several processes of torchrun. The process ends with its parent process."""
+    """Run the main program as one of several torchrun processes. The process ends when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kill this process when its parent ends
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -118,7 +118,7 @@ def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) ->
 
 
 def run_processes(order: Order) -> None:
-    """Fork into several processes, which share common imports."""
+    """Fork several processes, which share the imported libraries."""
     from torch.distributed.elastic.utils.distributed import get_free_port
     from torch.multiprocessing import start_processes
 

@@ -1,4 +1,4 @@
-"""Tables of invalid inputs: each raises a one-line error that quotes the value, and changes no file."""
+"""Tables of invalid inputs. Each input must raise a one-line error that quotes the value, and change no file."""
 
 import io
 import pickle
@@ -14,7 +14,7 @@ from ..helpers.options import call_command
 
 
 class Row(NamedTuple):
-    """One invalid input: the result of `make` in a folder, which `call` must reject with `error` and all `words`."""
+    """Test case: `call` must reject the result of `make` with an `error` whose message contains all `words`."""
 
     name: str
     make: Callable[[Path], Any]
@@ -24,7 +24,10 @@ class Row(NamedTuple):
 
 
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
-    """Return test cases of one call. `table` lists names, inputs or their factories, and parts of error messages."""
+    """Return test cases of a function `call`.
+
+    Rows of `table` contain a name, an invalid input or a factory of it, and parts of the error message.
+    """
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
         for name, value, words in table
@@ -32,7 +35,7 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
 
 
 def script(name: str) -> Callable[[list[str]], Any]:
-    """Return a function that runs a command in this process. A usage error is raised as the last line of its text."""
+    """Return a function that runs a command in this process. A usage error raises its last line as `SystemExit`."""
 
     def call(arguments: list[str]) -> Any:
         with redirect_stderr(io.StringIO()) as printed:
@@ -50,12 +53,15 @@ def parametrize(table: list[Row]) -> pytest.MarkDecorator:
 
 
 def content_of(folder: Path) -> dict[Path, bytes | None]:
-    """Return the contents of a folder by path: bytes for files, None for folders."""
+    """Return the contents of a folder, keyed by path: bytes for files, None for subfolders."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
-    """Assert that an input raises a one-line error (or, with `may_list`, a list), and that nothing is changed."""
+    """Assert that an input raises a one-line error and that neither the input nor any file is changed.
+
+    If `may_list`, the message may have several lines.
+    """
     given = row.make(folder)
     files, values = content_of(folder), pickle.dumps(given)
     with pytest.raises(row.error) as caught:

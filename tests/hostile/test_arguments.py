@@ -1,4 +1,4 @@
-"""Invalid arguments of all commands: one-line errors before any image is read."""
+"""Invalid arguments of all commands raise one-line errors before any image is read."""
 
 import json
 import math
@@ -26,7 +26,7 @@ CONFIG = {name: SMALL[name] for name in SIZES}
 
 
 def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
-    """Return a function that writes unreadable images and replaces FOLDER in the arguments with their folder."""
+    """Return a function that writes unreadable images to a folder and replaces FOLDER in the arguments with it."""
 
     def make(folder: Path) -> list[str]:
         for name in ("train/cat", "train/dog", "validation/cat", "validation/dog"):
@@ -48,7 +48,7 @@ DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use
 
 
 def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Return test cases of a training command from pairs of options and parts of the error message."""
+    """Return test cases of a training command. `table` contains pairs of options and parts of the error message."""
     named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
     return rows(script(f"train {task}"), SystemExit, named)
 
@@ -222,7 +222,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script_rows(name: str, *table: tuple[str, str], base: tuple[str, ...] = ()) -> list[Row]:
-    """Return test cases of any command. SAVED in the options is replaced with the folder of saved models."""
+    """Return test cases of a command. SAVED in the options is replaced with the folder of saved models."""
     named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
     return rows(script(name), SystemExit, named)
 

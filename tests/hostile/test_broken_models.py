@@ -1,4 +1,4 @@
-"""Checkpoints without usable weights, and invalid options, raise errors in all prediction functions."""
+"""Checkpoints without usable weights and invalid options raise errors in all prediction functions."""
 
 import json
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def test_pipelines_refuse_a_checkpoint_without_its_head_or_of_another_task(task:
     folder = save(tmp_path / "other", kind=TASKS[other])
     with pytest.raises(ValueError, match=f"has no weights for .* of {TASKS[task]}"):
         pipeline(task, model=folder)
-    # Feature extraction does not need weights of a head.
+    # Feature extraction does not need the weights of a head.
     assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17
 
 

@@ -18,7 +18,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def each(fields: dict[str, list[Any]], task: str = "") -> list[tuple[str, dict[str, Any], str]]:
-    """Return a table row for each invalid value of each configuration field. The error must contain both."""
+    """Return a table row for each invalid field value. The error must contain the field name and the value."""
     named = [(name, value) for name, values in fields.items() for value in values]
     return [
         (f"{task}{name}-{value}", {task: {name: value}} if task else {name: value}, f"{name}={value}")
@@ -70,7 +70,7 @@ TYPES = [
 
 @parametrize(rows(lambda fields: small_config(**fields), (StrictDataclassError, TypeError, ValueError), TYPES))
 def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
-    with pytest.raises(row.error) as caught:  # transformers raises a message of two lines
+    with pytest.raises(row.error) as caught:  # transformers raises a two-line message
         row.call(row.make(Path()))
     assert all(word.lower() in str(caught.value).lower() for word in row.words)
 

@@ -45,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Attack:
-    """An object that writes a file when it is unpickled."""
+    """Object whose pickle writes a file when it is loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("attacked"),)
@@ -131,7 +131,11 @@ def test_a_saved_model_refuses(
 
 
 def data_rows(task: str, write_sound: Damage, *table: tuple[str, Damage, str]) -> list[Row]:
-    """Return test cases of a training from a writer of sound data and names, functions that damage, and messages."""
+    """Return test cases of a training command with damaged data.
+
+    `write_sound` writes valid data. Rows of `table` contain a name, a function that damages the data, and parts of the
+    error message.
+    """
 
     def make(damage: Damage) -> Callable[[Path], list[str]]:
         def write_damaged(folder: Path) -> list[str]:
@@ -174,7 +178,7 @@ def write_captions(folder: Path) -> None:
 
 
 def captions(value: Any) -> Damage:
-    """Return a function that replaces the caption of the second image."""
+    """Return a function that replaces the caption of the second image with `value`."""
 
     def damage(folder: Path) -> None:
         file = folder / "train" / "metadata.jsonl"
@@ -193,7 +197,7 @@ def write_xml(folder: Path) -> None:
 
 
 def keep(folder: Path) -> None:
-    """Change nothing, for datasets that are written with an error."""
+    """Leave the data unchanged. Used for datasets that already contain an error when they are written."""
 
 
 def rename_all(content: dict[str, Any]) -> None:
@@ -241,7 +245,7 @@ def depth_floats_in_millimeters(folder: Path) -> None:
 
 
 def digits(change: Damage) -> Damage:
-    """Return a function that writes digits in IDX files and changes the file of the images."""
+    """Return a function that writes digits in IDX format and changes the image file with `change`."""
 
     def damage(folder: Path) -> None:
         write_idx(folder, "train", [0, 1])

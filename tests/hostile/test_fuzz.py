@@ -1,4 +1,4 @@
-"""Fuzz tests: image processors and configurations accept random values or raise a clear error."""
+"""Fuzz tests: for random values, image processors and configurations either work or raise a clear error."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ fuzz = partial(
 
 
 def mostly(likely: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw from `likely` in 8 of 9 cases, because a single invalid value raises an error."""
+    """Draw from `likely` in 8 of 9 cases, because a single invalid value is enough to raise an error."""
     return st.integers(0, 8).flatmap(lambda number: other if number == 0 else likely)
 
 
@@ -88,7 +88,7 @@ def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
-    """Call a function. Return its result and an empty message, or None and the message of an expected error."""
+    """Call a function. Return the result and an empty string, or None and the message of an expected error."""
     try:
         return make(), ""
     except (StrictDataclassError, TypeError, ValueError) as error:

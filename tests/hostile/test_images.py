@@ -26,7 +26,7 @@ IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 
 
 def written(name: str, content: bytes) -> Callable[[Path], Path]:
-    """Return a function that writes a file and returns its path."""
+    """Return a function that writes a file to a folder and returns the file path."""
 
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content)

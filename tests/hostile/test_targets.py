@@ -27,7 +27,7 @@ CROPS = {"do_affine_crop": True, "size": {"height": 8, "width": 6}}
 
 
 def prepare(targets: dict[str, Any]) -> Any:
-    """Process an image with targets. Images with keypoints or object boxes are cropped, others are resized."""
+    """Process an image with targets. Images with keypoints or object boxes are cropped; other images are resized."""
     options = CROPS if {"keypoints", "object_boxes"} & targets.keys() else {"size": 8}
     return HfViTImageProcessor(**options)([IMAGE], **targets, return_tensors="pt")
 
@@ -111,7 +111,7 @@ def model_of(task: str) -> Any:
 
 
 def train(task: str) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that runs a model of a task on two images with labels."""
+    """Return a function that calls the model of a task with two images and the given labels."""
 
     def call(labels: dict[str, Any]) -> Any:
         model = model_of(task)
@@ -121,7 +121,7 @@ def train(task: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def of_model(task: str, *table: tuple[str, Any, str]) -> list[Row]:
-    """Return test cases of a model. Inputs are labels, or dictionaries of all targets."""
+    """Return test cases of the model of a task. Inputs are labels or dictionaries of model arguments."""
     given = [(name, value if isinstance(value, dict) else {"labels": value}, words) for name, value, words in table]
     return rows(train(task), ValueError, given)
 

@@ -17,7 +17,7 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# Processes and files that Python, torch and CUDA create only once, or leave behind when a process fails.
+# Processes and files that tests may leave: Python, torch and CUDA create them once, or keep them after a failure.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"_inductor/compile_worker")
 KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*", ".nv", ".triton")
 PATIENCE = 5.0  # seconds that a terminated process may take to end
@@ -27,7 +27,7 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended bec
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep temporary files in one folder, and adopt processes whose parents have ended."""
-    tmp_path_factory.getbasetemp()  # keep this folder at its place
+    tmp_path_factory.getbasetemp()  # create this folder before TMPDIR is changed
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
         patch.setattr(tempfile, "tempdir", str(TEMPORARY))
@@ -55,7 +55,7 @@ def _nothing_left_in_checkout() -> Iterator[None]:
 
 
 def temporary_files() -> set[str]:
-    """Return the contents of folders that tests must not change."""
+    """Return the paths in folders that tests must leave empty."""
     names = {os.path.join(folder, name) for folder in (HOME, TEMPORARY) for name in os.listdir(folder)}
     return {name for name in names if not any(fnmatch.fnmatch(os.path.basename(name), kept) for kept in KEPT_FILES)}
 
@@ -70,7 +70,7 @@ def contents(path: str) -> bytes:
 
 
 def running(pid: int) -> Iterator[int]:
-    """Yield the child processes of a process, except those that may continue after a test."""
+    """Yield the child processes of a process, except those that may keep running after a test."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:  # the process has ended, or the system has no /proc

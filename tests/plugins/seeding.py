@@ -31,7 +31,7 @@ def seed_for(name: str, config: pytest.Config) -> None:
 
 @contextmanager
 def draws_kept() -> Iterator[None]:
-    """Context manager that restores the random number generators."""
+    """Context manager that restores the state of the random number generators on exit."""
     import torch  # torch is not imported in the process that distributes tests
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
@@ -51,7 +51,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seed random numbers of fixtures that are shared by several tests."""
+    """Seed the random numbers of fixtures that several tests share."""
     if fixturedef.scope == "function":
         return (yield)
     with draws_kept():

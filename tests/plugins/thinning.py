@@ -1,4 +1,4 @@
-"""Run only some parameter combinations of tests: one in k for thinned tests, or one per test with `--first`."""
+"""Run only some parameter combinations: one in k of each thinned test, or with `--first` one of every test."""
 
 from collections import defaultdict
 from typing import Any
@@ -18,12 +18,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def numbers_of(items: list[pytest.Item]) -> dict[pytest.Item, int]:
-    """Return a number per parameter combination: the sum of the indices of its parts.
+    """Return a number per test item: the sum of the indices of its parameter values.
 
-    A part belongs to one `parametrize` or to one fixture with parameters. `callspec.indices` is not used, because it
-    has the number of the combination for most parameters.
+    Each parameter value comes from a `parametrize` mark or a fixture with parameters. `callspec.indices` is not used,
+    because for most parameters it contains the index of the combination instead of that of the value.
     """
-    order: dict[Any, dict[str, int]] = defaultdict(dict)  # maps each part to the indices of its values
+    order: dict[Any, dict[str, int]] = defaultdict(dict)  # maps each mark or fixture to the indices of its values
     numbers = {}
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
