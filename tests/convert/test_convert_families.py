@@ -1,4 +1,4 @@
-"""Converted models of all families of transformers: outputs, gradients, sensitivity to tensors, all our classes."""
+"""Conversion of all transformers families: outputs, gradients, sensitivity to tensors, and all hf_vit classes."""
 
 import json
 
@@ -19,7 +19,7 @@ from .comparisons import assert_all_matter, assert_same_outputs, dtypes, gradien
 from .sources import CASES, NATIVE, SHAPE, draw_images, interpolate_positions, run_source, save_source
 
 
-# Parts that test_convert_tasks.py and test_convert_contrastive.py compare.
+# Parts of models that test_convert_tasks.py and test_convert_contrastive.py compare instead.
 OTHER_PARTS = ("masked_image_modeling_head.", "text_model.", "contrastive_head.")
 
 
@@ -62,11 +62,11 @@ def test_pixels_beyond_whole_patches_are_left_out(name, tmp_path):
     images = draw_images((36, 36))
     whole = images[:, :, :32, :32]
     options = {"interpolate_pos_encoding": True} if "Dinov2" not in name else {}
-    for seen, sizes in ((images, {}), (whole, options)):  # the source needs an argument to resample positions
+    for seen, sizes in ((images, {}), (whole, options)):  # some sources need an argument to resample positions
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 
-# The heads of LW-DETR and ViTPose replace the final norm or its features.
+# LW-DETR and ViTPose are excluded because their heads replace the final norm or its features.
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("LW-DETR", "ViTPose"))])
 @pytest.mark.parametrize("model_class", MODEL_CLASSES)
 @pytest.mark.thinned(6)
@@ -74,7 +74,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights
     base = {key.removeprefix("model."): value for key, value in weights.items() if "classifier." not in key}
-    # Head options that work with two blocks and without a CLS token.
+    # These head options work with two blocks and without a CLS token.
     heads = {"universal_segmentation_config": {"num_blocks": 1}, "depth_config": {"readout_type": "ignore"}}
     is_classifier = model_class is HfViTForImageClassification
     is_same = not is_classifier and model_class is CASES[name].our_class
@@ -123,7 +123,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(name, changes, message, tmp_path):
-    """Change fields of the configuration, those of the backbone for ViTPose, or choose an expert by an argument."""
+    """Change fields of the configuration (for ViTPose, of the backbone) or select an expert by an argument."""
     save_source(name, tmp_path)
     chosen = changes if "dataset_index" in changes else {}
     if "ViTPose" in name:
@@ -135,7 +135,7 @@ def test_what_has_no_counterpart_is_refused_by_name(name, changes, message, tmp_
 
 
 class Reads(dict):
-    """A dictionary that records the keys that are read."""
+    """A dictionary that records which keys are read."""
 
     def __init__(self, content):
         super().__init__(content)
@@ -151,9 +151,10 @@ class Reads(dict):
 
 
 MULTIMODAL = ("text_config", "projection_dim", "logit_scale_init_value", "initializer_factor", "tie_word_embeddings")
-# Names of the options of matching and losses.
+# Names of configuration fields for matching and losses.
 MATCHING = ("class_cost", "bbox_cost", "giou_cost", "eos_coefficient", "auxiliary_loss")
-# Source fields without effect on our outputs: options of other parts, of training, or implied by the weights.
+# Fields of transformers configurations that do not affect our outputs: they concern other parts of the model or
+# training, or the weights imply them.
 FIELDS_WITHOUT_EFFECT = {
     "vit": ("encoder_stride",),
     "deit": ("encoder_stride",),

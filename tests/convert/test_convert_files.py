@@ -1,4 +1,4 @@
-"""Weight files without a configuration, in their original layouts, compared with the readers of timm."""
+"""Weight files without a configuration, in original layouts, compared with the models that timm reads from them."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ from ..helpers.timm_models import SMALL, assert_equals_timm
 from .test_convert_open_clip import as_open_clip, make_source, state_of_clip
 
 
-# All attention heads are 64 wide, because the files do not contain the number of heads.
+# All attention heads have the width 64, which is assumed because the files do not contain the number of heads.
 FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
 PLAIN, NO_HEAD = "vit_base_patch16_224", {"num_classes": 0}
 
@@ -40,7 +40,7 @@ def save_plain(folder, **options):
 
 
 def renamed(state, *pairs):
-    """Return `state` after applying regular expression replacements to its names in order."""
+    """Return `state` with regular expression replacements applied to the tensor names, in order."""
     for pattern, replacement in pairs:
         state = {re.sub(pattern, replacement, name): tensor for name, tensor in state.items()}
     return state
@@ -97,7 +97,8 @@ def teacher_backbone(state, model):
 
 
 CLS = {**NO_HEAD, "global_pool": "token"}
-# Name -> timm architecture, its options, the layout of its weights in the original file, and the timm reader of it.
+# Name -> timm architecture, its options, a function that returns the weights in the layout of the original file, and
+# the timm function that reads this layout.
 META_FILES = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
     "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
@@ -186,9 +187,9 @@ def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path):
 
 
 def flax(state, positions="pos_embedding", attention=0, norm=1, mlp=0):
-    """Return weights of timm with the names and shapes of Flax. Two layouts number the layers of a block differently.
+    """Return timm weights with the names and shapes of Flax. Two Flax layouts number layers in a block differently.
 
-    Attention projections have the shape (in, heads, head width), separate for queries, keys and values.
+    Queries, keys and values have separate projections of shape (input width, heads, head width).
     """
     names = (
         (r"^blocks\.(\d)\.", r"Transformer/encoderblock_\1/"),
@@ -254,7 +255,7 @@ def test_npz_equals_timm(name, tmp_path):
     theirs.load_pretrained(str(file))
     model_class = model_class_of(options)
     assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(file, dtype=dtype), resampled=False)
-    if name == "SigLIP":  # the text tower is not drawn at random
+    if name == "SigLIP":  # the missing text tower must not get random weights
         with pytest.raises(
             ValueError, match=r"text tower of .*published\.npz' is not supported and would have random"
         ):
@@ -264,7 +265,7 @@ def test_npz_equals_timm(name, tmp_path):
 
 
 def openai(state):
-    """Return weights of timm's CLIP with the names of OpenAI, together with those of a text tower."""
+    """Return weights of timm's CLIP with the names used by OpenAI, and weights of a text tower."""
     names = (
         (r"^patch_embed\.proj", "conv1"),
         (r"^pos_embed", "positional_embedding"),
@@ -307,7 +308,7 @@ def test_representation_layer_becomes_the_pooler(tmp_path):
         ("vit_base_patch16_siglip_224", r"\(attn_pool\.latent, no cls_token\).*Give timm's name"),
         ("vit_medium_patch16_gap_256", r"\(no cls_token\).*Give timm's name"),
         ("vit_base_patch32_clip_quickgelu_224", r"\(norm_pre\.weight\).*Give timm's name"),
-        ("eva_large_patch14_196", None),  # takes the mean of the tokens
+        ("eva_large_patch14_196", None),  # opens without the architecture name; uses mean pooling
         ("eva_large_patch14_336", None),
     ],
 )
@@ -335,7 +336,7 @@ def test_what_a_file_does_not_tell_is_asked_for_and_what_is_given_wins(tmp_path)
         HfViTModel.from_pretrained(file)
     for told in ({}, {"architecture": PLAIN}):
         assert HfViTModel.from_pretrained(file, image_size=(40, 48), **told).config.grid_size == (5, 6)
-    # An image size that does not explain the position table is the size to which the table is resized.
+    # If image_size does not match the position table, the table is resized to image_size.
     opened = HfViTModel.from_pretrained(save_plain(tmp_path), image_size=48)
     assert opened.config.image_size == 48
     assert opened.embeddings.position_embeddings.shape == (1, 1 + 36, 128)
@@ -411,7 +412,7 @@ def image_tower_of_clip():
     return {name: tensor for name, tensor in state_of_clip().items() if name.startswith("visual.")}
 
 
-# Name of a file -> the content of the file, and options that cannot be derived from the content.
+# File name -> content of the file, and options that cannot be derived from the content.
 LONE_FILES = {
     "vit.pth": (lambda: drawn().state_dict(), {}),
     "vit.npz": (lambda: vision_transformer_npz(drawn().state_dict()), {}),
@@ -426,7 +427,7 @@ def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name, t
     (make, untold), file = LONE_FILES[name], tmp_path / name
     write_npz(file, make()) if file.suffix == ".npz" else torch.save(make(), file)
     expected = HfViTModel.from_pretrained(file, **untold)
-    expected.resize_position_embeddings((16, 64))  # both image sizes have the same number of patches
+    expected.resize_position_embeddings((16, 64))  # the grid changes but not the number of patches
     opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
     assert opened.config.grid_size == (2, 8)
     assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)
@@ -463,7 +464,7 @@ def test_missing_blocks_and_tensors_are_named(tmp_path):
 
 
 class ConvolutionViT(nn.Module):
-    """Convolution for patches, CLS token, and a norm in the head."""
+    """ViT with a convolution as patch embedding, a CLS token, and a norm in the head."""
 
     def __init__(self, width=16, patch=4, side=28, channels=1, **layer):
         super().__init__()
@@ -483,7 +484,7 @@ class ConvolutionViT(nn.Module):
 
 
 class UnfoldViT(nn.Module):
-    """Unfolded patches with a linear layer, positions as `nn.Embedding`, a norm in the encoder, and mean pooling."""
+    """ViT with linear patch embedding, positions in `nn.Embedding`, a norm in the encoder, and mean pooling."""
 
     def __init__(self):
         super().__init__()
@@ -505,7 +506,7 @@ RELU = {"num_attention_heads": 4, "hidden_act": "relu", "norm_first": True, "ima
 
 
 def saved(model, folder, suffix=".pth"):
-    """Save the weights of a model and return the file."""
+    """Save the weights of a model and return the path of the file."""
     file = folder / f"notebook{suffix}"
     torch.save(model.state_dict(), file) if suffix == ".pth" else save_file(model.state_dict(), file)
     return str(file)

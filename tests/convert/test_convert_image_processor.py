@@ -1,4 +1,4 @@
-"""Image processors of published checkpoints, compared with the library that they were published for."""
+"""Image processors of published checkpoints, compared with those of the original libraries."""
 
 import json
 from functools import partial
@@ -52,8 +52,8 @@ def file(kind, **options):
 
 OFF = ("crop_size", "device", "disable_grouping", "do_center_crop", "do_convert_rgb", "return_tensors")
 DEPTH = {"do_pad": False, "size_divisor": None, "resample": 3}
-# preprocessor_config.json files from the Hub. Those of DeiT, MAE, MSN, I-JEPA and dense prediction are assembled from
-# the output of their classes.
+# Contents of preprocessor_config.json files on the Hub. For DeiT, MAE, MSN, I-JEPA and dense prediction models, they
+# are assembled from options that the image processor classes save.
 PUBLISHED = {
     "google/vit-base-patch16-224": old_file("ViT", resample=2, size=224, **HALF),
     "facebook/deit-base-distilled-patch16-224": old_file(
@@ -100,7 +100,7 @@ TIMM = {
 
 @pytest.fixture(scope="module")
 def photos():
-    """Return landscape, portrait, thin and small photos with odd sides, so that crops are uneven."""
+    """Return landscape, portrait, narrow and small photos. Odd side lengths make crops asymmetric."""
     china, flower = load_sample_images().images
     crops = (china, flower, china[:, :301], china[:, :429], flower[40:240, 100:], china[:160, :131], flower[:97, :63])
     return [Image.fromarray(crop) for crop in crops]
@@ -109,8 +109,8 @@ def photos():
 def assert_same_pixels(processor, photos, expected):
     """Assert that pixels differ by at most one gray level.
 
-    Filters that overshoot are an exception for a few pixels: values are clipped between the horizontal and the
-    vertical pass, whose order differs between torchvision and releases of PIL.
+    If the resampling filter overshoots, a few pixels may differ more: values are clipped between the horizontal and
+    the vertical pass, whose order differs between torchvision and releases of PIL.
     """
     overshoots = processor.resample in (Resampling.BICUBIC, Resampling.LANCZOS)
     for photo, theirs in zip(photos, expected, strict=True):
@@ -126,7 +126,7 @@ def assert_same_pixels(processor, photos, expected):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name, backend):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[name]))
-    # DINOv3 has no other backend.
+    # DINOv3 has an image processor for torchvision only.
     backend_of_peer = "torchvision" if "dinov3" in name else backend
     peer = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend=backend_of_peer)
     assert type(peer).__module__.startswith("transformers.")
@@ -142,7 +142,7 @@ def test_keys_left_out_are_the_defaults_of_the_class_and_an_int_size_means_what_
     for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
         given = {**named, "size": 96, **said}
         assert image_processor_options(given, model_type="vit")["size"] == dict(kind.from_dict(given).size)
-    if name == "VitPose":  # crops instead of resizing
+    if name == "VitPose":  # ViTPose crops objects instead of resizing images
         return
     theirs, ours = kind(), image_processor_options(named, model_type="vit")
     assert ours["size"] == dict(theirs.size)
@@ -156,15 +156,15 @@ def test_keys_left_out_are_the_defaults_of_the_class_and_an_int_size_means_what_
 
 
 def test_classes_and_options_that_are_left_out_or_not_supported():
-    for model_type, kind in MODEL_CLASSES.items():  # a file without a class has that of its model
+    for model_type, kind in MODEL_CLASSES.items():  # files without a class use the default class of the model
         name = f"{kind}ImageProcessor"
         assert IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {}).get("torchvision", name) == name
         named = image_processor_options({"image_processor_type": name}, model_type="vit")
         assert image_processor_options({}, model_type=model_type) == named, model_type
-    # Options that are off or do not affect pixels are dropped.
+    # Options that are disabled or do not affect pixels are dropped.
     said = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
     assert image_processor_options(said, model_type="vit") == image_processor_options({}, model_type="vit")
-    # SigLIP 2 limits the number of patches; its images become a square with this number.
+    # SigLIP 2 limits the number of patches. Its images are converted to squares with this number of patches.
     said = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
     options = image_processor_options(said, model_type="siglip2")
     assert options["size"] == {"height": 224, "width": 224}
@@ -190,7 +190,7 @@ def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path
     BACKENDS[backend].from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
     ours = BACKENDS[backend].from_pretrained(tmp_path / "ours")
     draw = np.random.default_rng(0)
-    # The last sizes are unchanged by resizing, or lose a pixel by rounding.
+    # The last three sizes are not resized, or lose a pixel by rounding.
     for height, width in ((90, 67), (75, 120), (40, 200), (200, 40), (64, 79), (141, 23), (57, 34)):
         image = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
         expected = theirs(image, return_tensors="pt")
@@ -265,7 +265,7 @@ SQUASHED = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "r
 SHORTEST = {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"}
 
 
-# Options, the steps of the original evaluation with the same result, the size of its crop, and its colors.
+# Our options, and the resizing, crop size and color normalization of the original evaluation.
 @pytest.mark.parametrize(
     ("options", "resize", "crop", "colors"),
     [

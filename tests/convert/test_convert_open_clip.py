@@ -44,7 +44,7 @@ NAMES = (
 
 
 def as_open_clip(state):
-    """Return weights of transformers' CLIP with the names and shapes of OpenCLIP."""
+    """Return the weights of a transformers CLIP model with the names and shapes used by OpenCLIP."""
     state, named = dict(state), {}
     for name in [name for name in state if "q_proj" in name]:
         parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
@@ -93,7 +93,7 @@ def with_text_prefix(state):
 
 
 def draw_inputs(dtype, end=29):
-    """Return texts that end at different positions, and images."""
+    """Return images, and texts whose end tokens are at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(8, 29, (3, 7), generator=generator)
     for text, stop in zip(texts, (6, 3, 5), strict=True):
@@ -101,7 +101,7 @@ def draw_inputs(dtype, end=29):
     return texts, torch.randn(3, 3, 32, 32, generator=generator).to(dtype)
 
 
-# Name -> activation, and additional configuration fields.
+# Name of a model kind -> activation function and additional configuration fields.
 KINDS = {
     "plain": ("gelu", {}),
     "quick": ("quick_gelu", {"quick_gelu": True}),
@@ -148,7 +148,7 @@ def sigmoid_loss(logits):
 
 @torch.no_grad()
 def test_lone_file_of_openai_opens_with_both_towers(tmp_path):
-    # The attention heads of OpenAI files are 64 wide.
+    # The attention heads in OpenAI files have the width 64.
     vision, file = {"hidden_size": 128, "num_attention_heads": 2}, tmp_path / "clip.pt"
     source = make_source("quick_gelu", vision, text={"hidden_size": 128}).double()
     constants = {name: torch.tensor(32) for name in ("input_resolution", "context_length", "vocab_size")}
@@ -302,7 +302,7 @@ def siglip_cfg(projection="none", **text):
 
 
 def make_siglip(hidden_act="gelu"):
-    """Return the image tower of timm, the text tower of transformers, and an OpenCLIP file with both."""
+    """Return an image tower of timm, a text tower of transformers, and an OpenCLIP file with the weights of both."""
     shape = {**SMALL, "embed_dim": 64, "num_heads": 1, "num_classes": 0}
     images = timm.create_model("vit_base_patch16_siglip_224", **shape)
     config = hf.SiglipTextConfig(**TEXT, hidden_act=hidden_act, layer_norm_eps=1e-3, projection_size=64)

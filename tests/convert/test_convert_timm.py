@@ -1,4 +1,4 @@
-"""Checkpoints of timm: all plain architectures by name, and equal outputs of small models."""
+"""timm checkpoints: all plain ViT architectures are recognized by name, and small models have equal outputs."""
 
 import re
 from pathlib import Path
@@ -28,21 +28,21 @@ ARCHITECTURES = sorted({name for pattern in NAMES for name in timm.list_models(p
 
 
 def published_config(model):
-    """Return the config.json of timm for a published model."""
+    """Return the content of the config.json that timm publishes with a model."""
     names = {name: getattr(model, name) for name in ("num_classes", "global_pool")}
     published = {"input_size": model.pretrained_cfg["input_size"]}
     return {"architecture": model.pretrained_cfg["architecture"], **names, "pretrained_cfg": published}
 
 
 def without_data(architecture, **options):
-    """Return a timm model, and its weights as an open file."""
+    """Return a timm model without data, and its weights in the form of an open weight file."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **options)
     return model, Shapes(model)
 
 
 class Shapes:
-    """A weight file whose tensors have no data, because published files have up to 27 GB."""
+    """A weight file whose tensors have shapes but no data, because published files are as large as 27 GB."""
 
     def __init__(self, model):
         self.files = (Path("model.safetensors"),)
@@ -58,11 +58,11 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self):
-        """Do nothing: there is no memory-mapped file to close."""
+        """Do nothing, because there is no memory-mapped file to close."""
 
 
 def refusal(architecture):
-    """Return the reason why an architecture is not supported, None if it is."""
+    """Return the reason why an architecture is not supported, or None if it is supported."""
     return next((reason for pattern, reason in REFUSED.items() if re.fullmatch(pattern, architecture)), None)
 
 
@@ -88,7 +88,7 @@ def test_architecture_is_the_same(architecture):
     converted = convert_checkpoint(Source(architecture, published_config(theirs), weights))
     config = converted.config
     lone = convert_checkpoint(Source(architecture, {"architecture": architecture}, weights)).config
-    if "learned" not in config.position_embedding_type:  # other tensors do not depend on the image size
+    if "learned" not in config.position_embedding_type:  # only a learned position table depends on the image size
         lone.image_size = config.image_size
     assert (lone.pooling, lone.to_dict()) == (config.pooling, config.to_dict())
     assert converted.model_class is (HfViTForImageClassification if theirs.num_classes else HfViTModel)
@@ -137,7 +137,7 @@ def assert_same_rotation(config, theirs, architecture):
         assert rope.ref_feat_shape in (None, config.rotary_grid_size)
 
 
-# Excludes "test_vit": its attention heads are 32 wide, which the file does not contain.
+# "test_vit" is excluded: its attention heads have the width 32, which cannot be derived from the file.
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
 def test_lone_file_is_opened_as_what_it_is_or_refused(architecture):
@@ -155,11 +155,11 @@ def test_lone_file_is_opened_as_what_it_is_or_refused(architecture):
         named = Source(architecture, published_config(theirs), weights)
         configs = [convert_checkpoint(source).config for source in (lone, named)]
         for config in configs:
-            config.position_antialias = False  # the original code of these models resamples differently
+            config.position_antialias = False  # timm and the original code may differ in antialiasing
         assert configs[0].to_dict() == configs[1].to_dict()
 
 
-# Kind of model -> architecture and arguments in addition to `SMALL`.
+# Kind of model -> timm architecture, and model arguments in addition to `SMALL`.
 KINDS = {
     "plain": ("vit_base_patch16_224", {}),
     "without head": ("vit_base_patch16_224", {"num_classes": 0}),
@@ -209,7 +209,7 @@ def test_equals_timm(kind, tmp_path):
 
 
 def saved(folder, **changes):
-    """Save a small plain model in the format of timm, with changes of its config.json."""
+    """Save a small plain ViT in the format of timm, with changes to config.json."""
     folder.mkdir(exist_ok=True)
     save_for_hf(small_model("plain"), folder, safe_serialization=True)
     reconfigure(folder, **changes)

@@ -1,4 +1,4 @@
-"""Export to other layouts: other libraries compute the same outputs, and import restores the weights exactly."""
+"""Exported models have the same outputs in other libraries, and importing them restores the weights exactly."""
 
 import json
 
@@ -20,11 +20,11 @@ from .comparisons import assert_same_weights
 
 NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
 CLASSIFIER = HfViTForImageClassification
-# 88: 2/3 of 4 * 32, rounded up to a multiple of 8
+# The intermediate size 88 is 2/3 of 4 * 32, rounded up to a multiple of 8.
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "intermediate_size": 88, "position_antialias": True}
 MEAN = {"pooling": "mean", "use_cls_token": False}
 NO_BIASES = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
-# Models that a layout can represent.
+# Models, and the layouts that can represent them.
 CASES = [
     ("vit", HfViTModel, {"use_pooler": True}),
     ("vit", CLASSIFIER, {"layer_norm_eps": 1e-12, "hidden_act": "relu", "qkv_bias": False, **NAMES}),
@@ -57,7 +57,7 @@ def build(model_class, **options):
 
 
 def run_theirs(layout, folder, images):
-    """Open a folder with its library and assert that no weight is missing or unexpected."""
+    """Open an exported folder with the library of the layout. Assert that no weight is missing or unexpected."""
     if layout == "timm":
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         name = "logits" if model.num_classes else "pooler_output"

@@ -7,5 +7,5 @@ from ..helpers.images import BACKENDS
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    """Return the image processor class of torchvision or of PIL."""
+    """Return the image processor class that uses torchvision, or the one that uses PIL."""
     return BACKENDS[request.param]

@@ -1,4 +1,4 @@
-"""Pipelines of hf_vit: results of the transformers pipelines for any batch size, limited prefetching, clear errors."""
+"""hf_vit pipelines: equal to transformers pipelines for any batch size, limited prefetching, clear errors."""
 
 import sys
 import threading
@@ -31,12 +31,12 @@ SIZES = [(40, 50), (60, 30), (40, 50), (33, 64), (60, 30)]
 
 
 class Case(NamedTuple):
-    """A pipeline task: its name, the transformers pipeline class, the hf_vit model class, and call options."""
+    """Test case of a pipeline: task name, transformers pipeline class, hf_vit model class, and call options."""
 
     task: str
     stock: str
     model: str
-    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    options: dict[str, Any] = {}  # noqa: RUF012 - the dictionary is never changed
 
 
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
@@ -64,7 +64,7 @@ CASES = {
     "objects": Case("object-detection", "ObjectDetection", "ForObjectDetection", {"threshold": 0.1}),
 }
 KEYPOINTS = Case("keypoint-detection", "", "ForKeypointDetection")  # transformers has no pipeline for keypoints
-ROUGH = ("depth", "panoptic", "instances")  # compared in float64: random models amplify rounding
+ROUGH = ("depth", "panoptic", "instances")  # cases in float64, because random models amplify rounding
 PREPARATIONS = {
     "one size": {},
     "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
@@ -202,13 +202,13 @@ def test_half_precision_with_fixed_positions(name, photos, tokenizer, tmp_path):
     )
     assert len(half) == len(whole) == len(photos)
     for own, expected in zip(half, whole, strict=True):
-        if name in ("classes", "words"):  # classes with similar scores may change their order
+        if name in ("classes", "words"):  # classes with similar scores may swap places
             scores, wanted = ({entry["label"]: entry["score"] for entry in answer} for answer in (own, expected))
             assert scores == pytest.approx(wanted, abs=0.03)
         elif name == "pooled":
             assert_close(own.float(), expected, 0.05, "features")
         elif name == "depth":
-            # Depth values range up to 10.
+            # The tolerance is absolute; depth values are at most 10.
             assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3
         elif name == "semantic":
             assert {entry["label"] for entry in own} & {entry["label"] for entry in expected}
@@ -318,7 +318,7 @@ def test_a_source_may_wait_for_the_answer_raise_or_be_another_pipeline(photos):
     with pytest.raises(KeyError, match="the end of the tape"):
         answers.extend(classify(tape(), batch_size=1, on_error="return"))
     assert len(answers) == 3
-    # The answers of a pipeline may be the source of another one.
+    # The results of one pipeline can be the inputs of another pipeline.
     rows = KeyDataset([{"file": file} for file in photos], "file")
     answers = pipeline("depth-estimation", **build(CASES["depth"], None))(rows)
     assert len(answers) == len(photos)
@@ -361,7 +361,7 @@ def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(ph
 
 
 class Faster(nn.Module):
-    """Placeholder for an optimized model."""
+    """Stand-in for an optimized model."""
 
     def __init__(self, model, **options):
         super().__init__()

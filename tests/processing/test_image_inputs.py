@@ -1,4 +1,4 @@
-"""Inputs of the image processors: types, colors, and errors that name the image."""
+"""Inputs of image processors: image types, color modes, and errors that name the invalid image."""
 
 import base64
 import threading
@@ -117,7 +117,7 @@ def test_types_of_number_and_memory_layouts():
         assert torch.equal(pixels_of(array), expected)
     array = noise(20, 30, 3)
     shares = []
-    for array.flags.writeable in (True, False):  # only writable memory is shared
+    for array.flags.writeable in (True, False):  # torch shares only writable memory
         shares.append(image_inputs.read_image(array, num_channels=3).data_ptr() == array.ctypes.data)
     assert shares == [True, False]
 
@@ -131,7 +131,7 @@ def test_unclear_arrays_warn(warnings):
     # A first dimension of 4 could be RGBA channels, but the model has 3 channels.
     assert pixels_of(noise(4, 8, 3)).shape == (3, 4, 8)
     warnings.clear()
-    array = noise(8, 8, 3) / np.float32(255)  # values in [0, 1] would be rescaled again
+    array = noise(8, 8, 3) / np.float32(255)  # an image in [0, 1], which rescaling would darken
     Processor()(array * 255)
     Processor(do_rescale=False)(array)
     Processor()(PIL.Image.new("F", (8, 8)))
@@ -207,7 +207,7 @@ def half_transparent(mode):
 def test_transparency_is_left_out_however_it_is_stored(mode, warnings):
     image = half_transparent(mode)
     assert image.mode == mode
-    # PIL cannot convert mode La to RGB.
+    # PIL cannot convert the mode La to RGB directly.
     expected = np.array((image.convert("LA") if mode == "La" else image).convert("RGB"))
     assert torch.equal(pixels_of(image), as_chw(expected))
     assert torch.equal(pixels_of(image, num_channels=1), as_chw(expected[..., 0]))
@@ -258,7 +258,7 @@ def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
     assert f"images[2] ('{tmp_path / 'cut.jpg'}')" in str(caught.value)
     with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
         Processor()(())
-    # The file is truncated, so decoding it would raise another error.
+    # The file is truncated, so decoding it would raise a different error.
     (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     lazy = PIL.Image.new("RGB", (50, 50))

@@ -1,4 +1,4 @@
-"""Image processors of both backends: comparison with transformers and each other, sizes, padding, and options."""
+"""Image processors of both backends, compared with transformers and with each other: sizes, padding, options."""
 
 import math
 from functools import partial
@@ -28,7 +28,7 @@ RAW = {"do_rescale": False, "do_normalize": False}
 
 
 def by_backends(image, **options):
-    """Return the pixel values of both backends."""
+    """Return the pixel values that both backends compute for an image."""
     return [kind(**options)(image, return_tensors="pt").pixel_values for kind in BACKENDS.values()]
 
 
@@ -38,7 +38,7 @@ def photo():
 
 
 def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
-    """The other methods are inherited from a common base class, so their tests use only one backend."""
+    """All other methods are inherited from a common base class, so one backend is enough to test them."""
     own = {name for kind in BACKENDS.values() for name in vars(kind) if not name.startswith("__")}
     resizing = {"_resize_smoothly", "_resize_batch"}
     assert own == {"valid_kwargs", "_prepare_image_like_inputs", "_to_batch_feature", *resizing}
@@ -46,7 +46,7 @@ def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # upscaling may differ by one gray level
+    images = [photo, noise(250, 260, 3)]  # the second image is upscaled, with errors of one gray level
     for ours, theirs, atol in (
         (Processor, ViTImageProcessor, 0),
         (HfViTImageProcessorPil, ViTImageProcessorPil, 1e-6),
@@ -69,7 +69,7 @@ def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
     if not is_bilinear or size[0] > image.shape[0] or size[1] > image.shape[1]:
         assert not difference.any()  # both backends use PIL in these cases
     # PIL rounds to gray levels between the two passes of resizing. Torchvision does this only on CPUs with AVX2.
-    # Without AVX2, results differ additionally by at most half a gray level and by a quarter on average.
+    # Without AVX2, results additionally differ by at most half a gray level, and by a quarter on average.
     assert difference.abs().max() <= 1
     assert difference.abs().mean() < (0.25 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 0.05)
     assert difference.mean().abs() < 0.05
@@ -82,7 +82,7 @@ def test_backends_agree_for_any_number_of_channels(photo, dtype):
         first, second = by_backends(array[..., :count], num_channels=count, **RAW)
         assert first.shape == (1, count, 224, 224)
         assert (first - second).abs().max() <= (1 if dtype == np.uint8 else 0.01)
-        # Channels are resized independently. The fourth one is not treated as alpha.
+        # Channels are resized independently. The fourth channel is not treated as alpha.
         single = by_backends(array[..., count - 1], num_channels=1, **RAW)[1]
         assert torch.equal(second[:, -1:], single)
 
@@ -235,7 +235,7 @@ def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four():
         call = {**options, "input_data_format": input_data_format, "return_tensors": "pt"}
         theirs = ViTImageProcessor()(image, **call).pixel_values
         torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
-    assert processor.num_channels == 3  # a call does not change the option of the processor
+    assert processor.num_channels == 3  # call arguments do not change the processor
     for three in (noise(30, 40, 3), noise(30, 40)):
         with pytest.raises(ValueError, match="num_channels=4"):
             processor(three, **options)

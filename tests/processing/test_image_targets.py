@@ -1,4 +1,4 @@
-"""Targets and boxes: transformed like the image, equal results of both backends, and converted back."""
+"""Targets and boxes are transformed like the image, equally by both backends, and can be converted back."""
 
 from dataclasses import dataclass
 from itertools import cycle
@@ -24,7 +24,7 @@ from hf_vit.model.task_object_detection import read_labels
 from ..helpers.images import noise
 
 
-# Image processor options that enlarge, shrink, crop or pad an image of 30 x 44 pixels.
+# Options of the image processor that enlarge, shrink, crop or pad an image of 30 x 44 pixels.
 GEOMETRIES = {
     "exact": {"size": (37, 23)},
     "shortest_edge": {"size": {"shortest_edge": 20}, "ensure_multiple_of": 8},
@@ -59,7 +59,7 @@ def encode(maps, image=None, kind="segmentation_maps", **options):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_kind_of_target_goes_where_its_image_goes(geometry):
-    """The image has the values of the target and is resized by nearest neighbor too, so results must be equal."""
+    """The image has the values of the target and is also resized with nearest neighbor, so both must stay equal."""
     classes = class_map() + 1
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = Processor(**GEOMETRIES[geometry], **plain)
@@ -196,7 +196,7 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
     named = Processor(**options)(noise(*SIZE, 3), **given, instance_id_to_semantic_id={**IDS, 255: 9})
     assert named.class_labels[0].tolist() == [*IDS.values(), 9]
     assert named.mask_labels[0][-1].sum() == 4 * 44
-    # With reduced labels, background segments are removed.
+    # do_reduce_labels removes background segments.
     mapping = {0: 4, 1: 0, 2: 3, 5: 1}
     given = {"segmentation_maps": id_map(), "instance_id_to_semantic_id": mapping, "return_tensors": "pt"}
     features = Processor(do_resize=False, do_reduce_labels=True)(noise(*SIZE, 3), **given)
@@ -327,7 +327,7 @@ def test_annotations_become_the_labels_of_the_library():
 
 @dataclass
 class Collected:
-    """Model outputs in the form in which the detection script of transformers collects them."""
+    """Model outputs in the format that the detection script of transformers collects."""
 
     logits: torch.Tensor
     pred_boxes: torch.Tensor
@@ -338,7 +338,7 @@ class Collected:
     list(zip([*GEOMETRIES, "a size of padding"], cycle(["softmax", "sigmoid"]))),
 )
 def test_scripts_for_other_detectors_score_pixels(geometry, scores):
-    """Scripts of transformers scale boxes by `orig_size`. The resulting boxes must be in pixels of the image."""
+    """Scripts in transformers scale boxes by `orig_size`. The scaled boxes must be in pixels of the original image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
     processor = Processor(**GEOMETRIES.get(geometry, padding), class_scores=scores)
     features = processor(noise(*SIZE, 3), annotations=annotations(INSIDE, [1, 0]), return_tensors="pt")
@@ -414,7 +414,7 @@ def detections():
 
 
 def test_objects_are_those_of_the_library_also_of_a_softmax_and_in_half_precision():
-    """Post-processing selects the pairs of query and class with the highest scores."""
+    """Like transformers, post-processing selects the pairs of query and class with the highest scores."""
     outputs, post_process = detections(), Processor().post_process_object_detection
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}
     sizes = [(37, 51), (8, 70)]

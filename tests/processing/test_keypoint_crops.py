@@ -1,4 +1,4 @@
-"""Object crops for keypoints: pixels and positions as in ViTPose, inverse mapping, errors."""
+"""Object crops for keypoints: same pixels and positions as in ViTPose, inverse mapping, and errors."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ..helpers.images import BACKENDS, noise
 SIZE = (64, 48)
 CROPS = {"do_affine_crop": True, "size": SIZE}
 WHOLE = {"do_rescale": False, "do_normalize": False}
-# Boxes (left, top, right, bottom): wide, high, larger than the image, across its corners, smaller than a pixel.
+# Boxes (left, top, right, bottom): wide, tall, larger than the image, beyond image corners, smaller than a pixel.
 BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
 
 
@@ -81,7 +81,7 @@ def test_without_boxes_the_whole_image_is_the_object_and_no_objects_have_no_crop
 
 
 def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
-    """The first keypoint lies on the only bright pixel of the image. Both must have the same position in the crop."""
+    """The first keypoint is on the only bright pixel. Keypoint and pixel must have the same position in the crop."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
@@ -101,7 +101,7 @@ def test_keypoints_follow_their_pixels_and_do_not_count_outside_of_the_crop():
 def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
-    for size in (SIZE, (16, 12)):  # crop size, heatmap size
+    for size in (SIZE, (16, 12)):  # SIZE is the crop size, (16, 12) the heatmap size
         back = points_from_crops(points_to_crops(points, regions, size), regions, size)
         torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)
@@ -115,7 +115,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 @pytest.mark.parametrize("scale", [1, 4])
 def test_keypoints_come_back(photo, scale):
-    """Heatmaps encode positions with an accuracy of a fraction of a pixel."""
+    """Convert keypoints to heatmaps and back. The accuracy is a fraction of a pixel."""
     processor, boxes = Processor(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")

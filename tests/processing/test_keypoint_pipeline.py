@@ -1,4 +1,4 @@
-"""Pipelines for keypoints, objects, and segmentation by sliding windows: inputs, outputs, and use without hf_vit."""
+"""Pipelines for keypoints, objects, and segmentation with sliding windows: inputs, outputs, use without hf_vit."""
 
 import json
 
@@ -38,18 +38,19 @@ POSE = {
 }
 BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
-# Only the first of six object scores is above 0.5, and only two are above this threshold.
+# One of the six object scores is above the default threshold 0.5, and two are above this threshold.
 THRESHOLD = 0.3
 
 
-# Sliding windows over images of twice the plain size. The stride is two thirds of the window, rounded down to patches.
+# Images are segmented at twice the usual size with sliding windows. The stride is two thirds of the window side,
+# rounded down to whole patches.
 SCALE, SIDE, STRIDE = 2.0, 32, 16
 WINDOWED = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8, "window_scale": SCALE}
 SIZES = [(50, 40), (30, 60), (70, 90), (64, 64), (90, 70), (65, 90)]  # width, height
 
 
 def with_threshold(overrides, threshold=THRESHOLD):
-    """Return the configuration overrides with a score threshold for their tasks."""
+    """Return configuration overrides in which the task has a score threshold."""
     limit = {"score_threshold": threshold}
     return {name: {**value, **limit} if name.endswith("_config") else value for name, value in overrides.items()}
 
@@ -75,7 +76,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipe(folder):
-    """Return a pipeline of the model that uses the installed package and no Python code from the model folder."""
+    """Return a pipeline that uses the installed package instead of the Python code in the model folder."""
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
@@ -86,7 +87,7 @@ def photo(folder, number=0):
 
 
 def expected(folder, image, boxes, threshold=None):
-    """Return predictions computed with the model and the image processor, without a pipeline."""
+    """Return the predictions of the model and the image processor, computed without a pipeline."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
     with torch.no_grad():
@@ -257,10 +258,10 @@ def test_pipelines_open_where_the_package_is_not(folder, pipe, tmp_path):
     for entry, score, label, box in zip(objects, *(wanted[name].tolist() for name in wanted), strict=True):
         assert entry["score"] == pytest.approx(score, abs=1e-5)
         assert entry["label"] == f"LABEL_{label}"
-        assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline truncates fractions
+        assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline truncates box coordinates
     segment, photo_file = pipeline("image-segmentation", model=str(folder / "windows")), str(folder / "2.png")
     own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(photo_file, subtask="semantic")}
-    assert (segments, scale) == (own, SCALE)  # window options are saved with the image processor
+    assert (segments, scale) == (own, SCALE)  # the processor saves window options
 
 
 def segment_by_hand(folder, number):
@@ -295,7 +296,7 @@ def test_pipelines_segment_windows_as_a_plain_loop_does(folder):
             found = np.zeros_like(expected) - 1
             for part in answer:
                 found[np.asarray(part["mask"]) > 0] = label2id[part["label"]]
-            assert (found == expected).mean() > 0.999  # ties depend on rounding
+            assert (found == expected).mean() > 0.999  # rounding decides ties
 
     segment.image_processor.window_scale = None
     inputs = segment.image_processor(Image.open(files[0]), return_tensors="pt")
@@ -328,7 +329,7 @@ def test_repeated_boxes_are_left_out_on_request_of_the_call_or_the_processor(fol
     assert detect(photo(folder), threshold=0.0, nms_threshold=1.0) == whole
     assert 0 < len(surest) < len(whole)
     assert all(one in whole for one in surest)
-    # Class-agnostic suppression
+    # Suppression across classes removes overlapping boxes of other classes.
     detect.model.save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(detect.model, nms_threshold=0.5, class_agnostic_nms=True).save_pretrained(tmp_path)
     processor = HfViTImageProcessor.from_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Post-processing: comparison with the image processors of transformers, padding, precision, memory, errors."""
+"""Post-processing, compared with the image processors of transformers; padding, precision, memory, and errors."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def depth_outputs(depth=None):
 
 
 def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
-    """Return confident queries for overlapping rectangles, so that all thresholds have an effect."""
+    """Return outputs with confident queries for overlapping rectangles, so that all thresholds have an effect."""
     generator = torch.Generator().manual_seed(seed)
     masks = draw(2, queries, *size, seed=seed) - 3
     for mask in masks.flatten(0, 1):
@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_classes_or_queries(monkeypatch):
 
 
 def check_segments(ours, theirs, least):
-    """Assert that maps and segments are equal, and that there are at least `least` segments."""
+    """Assert that segmentation maps and segments are equal, and that there are at least `least` segments."""
     assert sum(len(result["segments_info"]) for result in ours) >= least
     for mine, other in zip(ours, theirs, strict=True):
         assert mine["segmentation"].dtype == torch.int64
@@ -184,13 +184,13 @@ def test_binary_maps_and_runs_are_those_of_mask2former():
             assert torch.equal(mask, truth.bool())
             assert segment["label_id"] == expected["label_id"]
             assert segment["score"] == pytest.approx(expected["score"], abs=2e-6)
-    # Segments returned as run lengths.
+    # Return segments as run lengths.
     outputs = universal_outputs(size=(384, 384), queries=1, scale=50, seed=4)
     outputs.class_queries_logits[..., -1] = -99
     options = {"target_sizes": sizes, "return_coco_annotation": True}
     theirs = Mask2FormerImageProcessor().post_process_instance_segmentation(outputs, **options)
     for mine, other in zip(instances(outputs, **options), theirs, strict=True):
-        assert mine["segmentation"] == other["segmentation"][1:]  # the first entry covers pixels without an instance
+        assert mine["segmentation"] == other["segmentation"][1:]  # drop the entry without instance
 
 
 def test_mask_threshold_moves_the_edge_and_nothing_found_is_a_map_of_nothing():
@@ -256,7 +256,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
 
 def test_padding_changes_nothing():
     plain = draw(2, 5, 10, 18)
-    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # 1 x 3 of 2 x 4 patches are valid
+    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # of 2 x 4 patches, 1 x 3 are valid
     mask = torch.zeros(2, 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
     for sizes in (SIZES, None):
@@ -294,7 +294,7 @@ PADDING = {
 
 
 def grid_of(processor, pixels, scale):
-    """Return the height and width of model outputs for images (..., H, W), relative to patches or pixels."""
+    """Return the size of model outputs for images (..., H, W), with `scale` values per patch side or per pixel."""
     unit = np.broadcast_to(processor.ensure_multiple_of or 1, 2)
     return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
 
@@ -316,7 +316,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
         mask = inputs.patch_attention_mask
         masked = processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
         assert_all_equal(results, masked)
-    # A single image without a padding mask, as in the transformers pipeline.
+    # Process a single image without a padding mask, like the transformers pipeline.
     both = [processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values for do_pad in (True, False)]
     whole, (height, width) = (grid_of(processor, own, 4) for own in both)
     assert (whole == (height, width)) == (padding not in ("fixed", "seen"))

@@ -1,4 +1,4 @@
-"""Saved processors of images and texts: loaded with and without hf_vit and torchvision, converted from others."""
+"""Saved processors of images and texts: loading with and without hf_vit and torchvision, and conversion."""
 
 import json
 
@@ -169,7 +169,7 @@ print("opened")
 
 
 def save_image_text_models(processor, folder):
-    """Save models with both kinds of text towers, and what they say about texts for a photo."""
+    """Save models with both kinds of text towers, and their logits for a photo and some texts."""
     labels = ["dog", "red car", "cats"]
     saved = {"labels": labels, "texts": [f"a {label}" for label in labels]}
     (photo,) = photos(1)
@@ -218,7 +218,7 @@ def options_of(processor):
 
 
 def assert_read(place, options):
-    """Assert that a folder and the given file in it are read as these options."""
+    """Assert that the file `place` and its folder are both loaded as an image processor with these options."""
     expected = options_of(HfViTImageProcessor(**options))
     for path in (place, place.parent):
         assert options_of(HfViTImageProcessor.from_pretrained(path)) == expected, path
@@ -231,7 +231,7 @@ def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
         assert_read(place, image_processor_options(options, model_type="vit"))
     folder = write(tmp_path / "timm", "config.json", {"architecture": "vit_base", "pretrained_cfg": TIMM["augreg"]})
     assert_read(folder / "config.json", timm_image_processor_options(TIMM["augreg"]))
-    # A file without a class has that of the model beside it.
+    # A file without a class uses the image processor class of the model in the same folder.
     for model_type, kind in (("clip", "CLIP"), ("dinov2", "Bit")):
         folder = write(tmp_path / model_type, "config.json", {"model_type": model_type})
         write(folder, "preprocessor_config.json", {"size": 224})
@@ -323,7 +323,7 @@ def test_trained_tokenizer_writes_any_text_and_reads_it_back():
 def test_processor_prepares_images_and_texts(texts, tmp_path):
     inputs = texts(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
-    assert inputs["input_ids"][3, -1] == texts.tokenizer.eos_token_id  # truncated texts keep the end-of-text token
+    assert inputs["input_ids"][3, -1] == texts.tokenizer.eos_token_id  # truncation keeps the end token
     expected = texts.image_processor(photos(4), return_tensors="pt").pixel_values
     assert torch.equal(inputs["pixel_values"], expected)
     assert set(texts(text="a dog")) == {"input_ids", "attention_mask"}
@@ -339,7 +339,7 @@ def test_processor_prepares_images_and_texts(texts, tmp_path):
     assert (options["vocab_size"], options["pooling"]) == (7, "last")
     assert "max_position_embeddings" not in options
     inputs = bert(images=photos(2), text=["a dog", "a"], return_tensors="pt")
-    # The tokenizer also returns token_type_ids.
+    # The model accepts the token_type_ids that this tokenizer returns.
     assert build_model(bert)(**inputs).logits_per_image.shape == (2, 2)
 
 
@@ -356,14 +356,14 @@ def test_processor_opens_as_it_was_saved(texts, tmp_path):
             assert (own - other).abs().max() < 0.03
         assert AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() == texts.tokenizer.get_vocab()
         assert AutoImageProcessor.from_pretrained(tmp_path / name).size == texts.image_processor.size
-    # A model without a text tower has only an image processor.
+    # For a model without a text tower, AutoProcessor returns only an image processor.
     HfViTForImageClassification(small_config()).save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(small_config()).save_pretrained(tmp_path)
     assert type(AutoProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
 
 
 def test_a_hub_out_of_reach_is_no_missing_model(tmp_path):
-    """With an empty cache and without a connection, the error names the connection, not a missing model."""
+    """With an empty cache and no connection, the error is about the connection and not about a missing model."""
     message = "There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
     with pytest.raises(OSError, match=message):
         HfViTImageProcessor.from_pretrained("user/model", cache_dir=tmp_path, local_files_only=True)
@@ -381,7 +381,7 @@ def test_an_image_processor_knows_the_task_of_its_model():
 
 
 def test_labels_of_annotations_keep_the_mask_of_padding():
-    """Training scripts collate only images and labels."""
+    """Labels that are made from annotations keep the padding mask, because scripts collate only images and labels."""
     torch.manual_seed(0)
     model = HfViTForObjectDetection(small_config()).eval()
     options = {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8}
