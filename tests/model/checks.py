@@ -1,4 +1,4 @@
-"""Small models of every class and head with random weights, their inputs, and checks that apply to all of them."""
+"""Small models of every class and head with random weights, inputs for them, and checks that apply to all models."""
 
 import copy
 import math
@@ -107,7 +107,7 @@ def draw_statistics(model: nn.Module) -> nn.Module:
 
 
 def inputs_of(model: Any, batch: int = 2, grid: tuple[int, int] | None = None, seed: int = 0) -> dict[str, Any]:
-    """Return images with the targets, noise or texts that the model class takes with them."""
+    """Return images, with the targets, noise or texts that the model class requires."""
     if isinstance(model, hf_vit.HfViTForZeroShotImageClassification):
         return {**with_texts(model.config, batch), "return_loss": True}
     images = pixels(model.config, batch, grid).to(model.dtype)
@@ -115,7 +115,7 @@ def inputs_of(model: Any, batch: int = 2, grid: tuple[int, int] | None = None, s
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """Return training targets of `model` for `images`, some of which are ignored, or the noise of a mask."""
+    """Return training targets for `images`, including ignored ones, or the noise that determines masked patches."""
     generator, count = Generator().manual_seed(seed), len(images)
     size, counts = (count, *images.shape[-2:]), [1 + index % 3 for index in range(count)]
     classes = [torch.randint(5, (number,), generator=generator) for number in counts]
@@ -144,7 +144,7 @@ def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
 def pad_images(
     images: list[Tensor], patch_size: int | tuple[int, int] = 8, value: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return a batch of images of different sizes, padded to the size of the last one, and the mask of its patches."""
+    """Return images of different sizes, padded to the size of the last image, and the mask of valid patches."""
     height, width = images[-1].shape[2:]
     sides = [(0, width - image.shape[3], 0, height - image.shape[2]) for image in images]
     padded = [nn.functional.pad(image, side, value=value) for image, side in zip(images, sides, strict=True)]
@@ -156,14 +156,14 @@ def pad_images(
 
 
 def partial_mask(rows: int = 4, columns: int = 4) -> Tensor:
-    """Return a mask of two images, of which the first has only two rows of patches."""
+    """Return a patch mask for two images. The first image has only two valid rows of patches."""
     mask = torch.ones(2, rows, columns, dtype=torch.bool)
     mask[0, 2:] = False
     return mask
 
 
 def values(outputs: Any) -> list[Tensor]:
-    """Return all tensors of an output."""
+    """Return all tensors in a model output."""
     if isinstance(outputs, Tensor):
         return [outputs]
     parts = outputs.values() if isinstance(outputs, dict) else outputs
@@ -216,9 +216,10 @@ def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> 
 
 
 def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool = False) -> list[tuple[Any, Any]]:
-    """Let PyTorch compute flash attention, whose kernel runs on GPUs only; return the shapes of queries and masks.
+    """Replace flash attention, which needs a GPU, with PyTorch code. Return a list that records query and mask shapes.
 
-    A mask (B, L) applies to keys. Fewer queries use the end of the mask. Padded queries may have no result.
+    A mask (B, L) applies to the keys. If there are fewer queries than keys, queries correspond to the end of the mask.
+    If `drops_padding`, outputs of padded queries are zero.
     """
     seen = []
 
@@ -235,7 +236,7 @@ def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool
 
 
 def check_saved(model: Any, given: dict[str, Any], folder: Path) -> None:
-    """Assert that a saved model has the same weights, options of its tasks and outputs."""
+    """Assert that a model has the same weights, task options and outputs after saving and loading."""
     model.save_pretrained(folder)
     reloaded, info = type(model).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
@@ -246,7 +247,7 @@ def check_saved(model: Any, given: dict[str, Any], folder: Path) -> None:
 
 
 def check_tuple_output(model: Any, given: dict[str, Any], **options: Any) -> None:
-    """Assert that a call changes no input, and returns the same as a tuple, by an argument or the configuration."""
+    """Assert that a call changes no input, and returns the same values as a tuple if `return_dict` is False."""
     kept, config = copy.deepcopy(given), model.config.to_dict()
     expected, as_tuple = model(**given, **options), model(**given, **options, return_dict=False)
     assert_same([given], [kept])
@@ -259,7 +260,7 @@ def check_tuple_output(model: Any, given: dict[str, Any], **options: Any) -> Non
 
 
 def check_checkpointing(model: Any, given: dict[str, Any], reentrant: bool) -> None:
-    """Assert that gradients are the same with gradient checkpointing."""
+    """Assert that gradients are equal with and without gradient checkpointing."""
     expected = training_gradients(model.train(), **given)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     assert model.is_gradient_checkpointing
@@ -267,14 +268,14 @@ def check_checkpointing(model: Any, given: dict[str, Any], reentrant: bool) -> N
     actual = training_gradients(model, **given)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        # Gradients of several levels may be summed in another order.
+        # The gradients of several levels may be summed in a different order.
         assert_close(actual[name], gradient, 2e-6, name)
 
 
 def check_compiled(
     model: Any, sizes: list[dict[str, Any]], tolerance: float = 1e-6, backend: str = "aot_eager", **options: Any
 ) -> None:
-    """Assert that a model compiles as a whole, once per size, with the same outputs."""
+    """Assert that a model compiles to one graph, once per image size, and has the same outputs."""
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)
     with torch.no_grad():
@@ -287,7 +288,7 @@ def check_compiled(
 
 
 def check_spread(model: Any, given: dict[str, Any], folder: Path) -> None:
-    """Assert that outputs are the same if parts of the model are offloaded to disk."""
+    """Assert that outputs do not change if parts of the model are offloaded to disk."""
     model.save_pretrained(folder)
     expected = model(**given)
     assert_same(type(model).from_pretrained(folder, device_map="auto")(**given), expected)

@@ -123,7 +123,7 @@ def test_num_labels_and_names(tmp_path: Path) -> None:
     assert HfViTConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3
     assert HfViTConfig.from_preset("mnist").num_labels == 10
     assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
-    # Labels given at loading replace the saved names.
+    # Label names that are passed to from_pretrained replace the saved names.
     small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
     names = {0: "a", 1: "b", 2: "c"}
     for given, expected in (
@@ -147,7 +147,7 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
         assert config.id2label == {0: "a", 1: "b", 2: "c"}
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
-    # Before version 5.23, transformers checks the type itself and raises its own message.
+    # transformers before 5.23 checks the type first and raises a different message.
     message = r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: |'id2label' with value .'cat"
     with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=message):
         assigned.id2label = {"cat": 0}
@@ -180,7 +180,7 @@ def test_presets() -> None:
     [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
 )
 def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # not similar to any field name: transformers keeps unknown fields
+    if meant is None:  # unlike any field name: transformers keeps unknown fields
         assert vars(HfViTConfig(**{given: 3}))[given] == 3
     else:
         with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
@@ -227,7 +227,7 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
         HfViTConfig.from_pretrained(tmp_path)
 
 
-# Options of each task, and an override at loading
+# Options of each task, and an option that is overridden when the model is loaded.
 TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segmentation_config": (
         {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
@@ -267,13 +267,13 @@ def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, t
         reopened = HfViTConfig.from_pretrained(tmp_path)
         assert getattr(reopened, field).to_dict() == own
         assert reopened.to_diff_dict() == config.to_diff_dict()
-    # An override at loading leaves the other options.
+    # An option that is overridden when loading does not change the other options.
     assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: override}), field).to_dict() == {**own, **override}
     assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: None}), field) is None
     config = small_config()
     setattr(config, field, own)
     assert getattr(config, field) == options
-    # Options at their defaults are not saved.
+    # Options with default values are not saved.
     config = HfViTConfig()
     assert getattr(config, field) is None
     config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Image-text models: losses, invariants, text towers, and checkpoints that can be opened."""
+"""Image-text models: losses, invariants, text towers, and supported checkpoints."""
 
 import copy
 import itertools
@@ -51,7 +51,7 @@ def test_loss_in_rows_is_the_plain_one(loss: str) -> None:
         actual.backward()
         expected.backward()
         for own, other in zip(given, plain, strict=True):
-            if own is not None and other.grad.any():  # a single pair has no gradient with the softmax loss
+            if own is not None and other.grad.any():  # the softmax loss of a single pair has no gradient
                 assert_close(own.grad, other.grad, 1e-9, "gradient")
 
 
@@ -75,7 +75,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_batch(loss: str
         with LargestTensor() as seen:
             contrastive_loss(*given, max_logits=1000).backward()
         largest[count] = seen.largest
-    # The largest tensor is the chunk of logits for 100 pairs, and the embeddings for 400 pairs.
+    # For 100 pairs, the largest tensor is a chunk of logits; for 400 pairs, it is the embeddings.
     assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}
 
 
@@ -132,7 +132,7 @@ def test_outputs_are_those_of_the_towers(name: str, projection_dim: int | None) 
 
 
 @all_towers
-@pytest.mark.filterwarnings("error::FutureWarning")  # no deprecated arguments for text encoders of transformers
+@pytest.mark.filterwarnings("error::FutureWarning")  # text encoders must not get deprecated arguments
 def test_texts_in_a_batch_are_as_they_are_alone(tower: str) -> None:
     model = build(tower)
     inputs = batch_of(model, 6)
@@ -173,7 +173,7 @@ def test_pooling() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     for pooling, seen, expected in (
-        # Pools the first end-of-text token, or the last token if the text has no end-of-text token.
+        # "eos" pools the first end-of-text token, or the last token if the text has no end-of-text token.
         ("eos", mask, (1, 7)),
         ("last", mask, (2, 7)),
         ("last", None, (3, 7)),
@@ -254,7 +254,7 @@ def test_fresh_parts_start_from_their_own_numbers(tmp_path: Path) -> None:
     text_weights = [model.text_model.token_embedding.weight, model.text_model.position_embedding.weight]
     assert all(0.01 < weight.std() < 0.03 for weight in (*text_weights, model.contrastive_head.text_projection.weight))
     assert len(model.text_model.encoder.layers) == 1
-    # The other loss starts from its own numbers.
+    # A model that is loaded with the other loss starts from the initial scale and bias of that loss.
     build("softmax").save_pretrained(tmp_path)
     options = {"contrastive_config": {"loss": "sigmoid"}}
     model, info = ImageTextModel.from_pretrained(tmp_path, output_loading_info=True, **options)
@@ -282,7 +282,7 @@ def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path
 
 
 def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    """Truncate texts like a tokenizer: the end token stays last, and short texts do not change."""
+    """Texts are truncated like by a tokenizer: the end token stays last. Short texts do not change."""
     model = build("causal")
     ids = torch.arange(2, 26).reshape(2, 12)
     ids[0, 11] = ids[1, 4] = 39

@@ -1,4 +1,4 @@
-"""Deformable decoder: sampling compared with a loop, padding, query groups, initialization."""
+"""Deformable decoder: sampling (compared with a loop), padding, query groups, and initialization."""
 
 import itertools
 import math
@@ -53,9 +53,9 @@ def part_of(prediction: DetectionPrediction, start: int, stop: int, dim: int = 0
 
 
 def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Draw maps, positions and weights for two images, three queries, two heads of width 2 and two points per level.
+    """Return random maps, positions and weights: two images, three queries, two heads (width 2), two points per level.
 
-    Some positions lie outside the map.
+    Some sampling positions are outside the maps.
     """
     generator = torch.Generator().manual_seed(0)
     maps = [torch.randn(2, 2, 2, *grid, generator=generator).double().requires_grad_() for grid in grids]
@@ -65,7 +65,7 @@ def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, T
 
 
 def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1, with zeros outside the map."""
+    """Return the bilinear sample (d,) of a map (d, h, w) at x and y in [0, 1], with zeros outside the map."""
     height, width = values.shape[1:]
     column, row = x * width - 0.5, y * height - 0.5
     left, top = math.floor(column.detach()), math.floor(row.detach())
@@ -125,7 +125,7 @@ def test_padding_has_no_part_in_statistics_and_gradients() -> None:
     ]
     gradients = [torch.autograd.grad(total, [*inner, *decoder.parameters()]) for total in totals]
     for own, other in zip(*gradients, strict=True):
-        # The bias of a layer in front of batch norm has a zero gradient, except for rounding errors.
+        # The gradient of a bias before batch norm is zero, except for rounding errors.
         torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-11)
 
 
@@ -153,7 +153,7 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     is_valid = torch.tensor([[True, True, True], [True, True, False]])
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
-    # The third position of the second image is nearest to its object but invalid. Images without objects are allowed.
+    # In the second image, the third position is nearest to the object but invalid. Images may have no objects.
     assert closest_anchor_mask(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
     assert not closest_anchor_mask(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
@@ -165,7 +165,7 @@ def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_objec
     logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
-    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # no effect of labels in evaluation mode
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels are unused in evaluation mode
     start = decoder.train()(levels, None, labels)[0]
     for number, own in enumerate(logits):
         for image, place in enumerate(unlikely):

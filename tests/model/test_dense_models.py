@@ -1,4 +1,4 @@
-"""Invariants of every head, in addition to those of all classes in `test_modeling.py`, and what dense heads learn."""
+"""Invariants of every head, in addition to those of all classes in `test_modeling.py`, and training of heads."""
 
 import json
 import math
@@ -35,7 +35,7 @@ dense_heads = pytest.mark.parametrize("head", DENSE)
 
 
 def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of batches, and its gradients."""
+    """Return the mean loss of several batches and the gradients of this loss."""
     model.zero_grad()
     loss = torch.stack([model(**batch).loss for batch in batches]).mean()
     loss.backward()
@@ -79,7 +79,7 @@ def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) ->
 @dense_heads
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build(head).double()
-    # Batch norm depends on the whole batch, and points are random.
+    # These heads are tested in evaluation mode: batch norm depends on the batch, and loss points are random.
     model.train(head not in ("linear", "classic_keypoints", "universal"))
     alone = [inputs_of(model, 1, grid, seed) for seed, grid in enumerate([(2, 5), (4, 3), (4, 5)])]
     batch, mask = checks.pad_images([example["pixel_values"] for example in alone])
@@ -214,7 +214,7 @@ def check_initialization(name: str, module: nn.Module) -> None:
             assert tensor.std() == pytest.approx(1, rel=0.25), name
         elif isinstance(module, nn.Linear) or leaf == "class_tokens":
             assert tensor.std() == pytest.approx(0.05, rel=0.25), name
-        else:  # norms, batch statistics and mask probabilities
+        else:  # other tensors: norms, batch statistics, mask probabilities
             start = 0 if leaf in ("running_mean", "num_batches_tracked") else 1
             assert (tensor == start).all(), f"{name}.{leaf}"
 
@@ -225,7 +225,7 @@ BANDS = COLUMNS.repeat_interleave(8, dim=1)[:, None].expand(-1, 32, -1)  # (3, 3
 
 
 def trained(head: str, batch: int, steps: int = 150, **targets: Any) -> tuple[Any, Any]:
-    """Return an image processor, and the outputs of a model with this head that overfits a batch."""
+    """Overfit a model with the given head to a batch. Return an image processor and the outputs of the model."""
     torch.manual_seed(0)
     model_class, options = HEADS[head]
     model = model_class(small_config(**options))
@@ -285,7 +285,7 @@ THINGS_AND_STUFF = [
 def test_universal_model_overfits_objects(
     sides: list[Any], classes: list[list[int]], metric: Any, score: str, least: float
 ) -> None:
-    """Overfit masks of rectangles, given as (top, bottom, left, right)."""
+    """Overfit the masks of rectangles. Each rectangle is given as (top, bottom, left, right)."""
     masks, labels = [torch.from_numpy(masks_of(own, (32, 32))) for own in sides], list(map(torch.tensor, classes))
     targets = {"mask_labels": [own.float() for own in masks], "class_labels": labels}
     processor, outputs = trained("universal", 2, 180, **targets)
@@ -316,8 +316,8 @@ def test_queries_of_masks_pass_through_four_blocks_or_all_of_fewer(
 
 
 def test_a_fresh_depth_head_is_not_saturated() -> None:
-    # Hidden states with the magnitude of a published encoder. Summing the fusions would make the features 8 times as
-    # large.
+    # Hidden states have the magnitude of those of a published encoder. Summing the fused maps would make the features
+    # 8 times as large.
     torch.manual_seed(0)
     config = small_config(hidden_size=48, num_hidden_layers=4, depth_config={"neck_hidden_sizes": [16, 16, 16, 16]})
     head = HfViTForDepthEstimation(config).depth_head

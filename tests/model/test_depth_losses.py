@@ -22,7 +22,7 @@ all_losses = pytest.mark.parametrize("options", ALL, ids=str)
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return predictions, labels with all kinds of invalid values, and the mask of valid pixels."""
+    """Return predicted depth, true depth with all kinds of invalid values, and the mask of valid pixels."""
     generator = torch.Generator().manual_seed(0)
     predicted, labels = 1 + 4 * torch.rand(2, count, 9, 12, generator=generator, dtype=torch.float64)
     for index in range(count):
@@ -59,7 +59,7 @@ def test_losses_of_metric_depth_by_hand(options: dict[str, Any], reference: Call
 
 def normalized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
     known = np.sort(values[valid])
-    centered = values - known[(len(known) - 1) // 2]  # the lower median
+    centered = values - known[(len(known) - 1) // 2]  # subtract the lower median
     return centered / np.abs(centered[valid]).mean()
 
 
@@ -149,7 +149,7 @@ def test_what_is_farther_than_can_be_predicted_does_not_count() -> None:
         assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
         assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
         assert float(loss(predicted, labels + 9, **options, max_depth=5)) == 0
-    # There is no limit for relative depth, nor without a maximum.
+    # Depth is not limited if it is relative or if max_depth is None.
     for unlimited, limited in (({**RELATIVE, "max_depth": None}, RELATIVE), ({"max_depth": None}, {"max_depth": 1e9})):
         assert torch.equal(loss(predicted, 20 * labels, **unlimited), loss(predicted, 20 * labels, **limited))
     assert float(loss(predicted, 20 * labels, max_depth=None)) > 0

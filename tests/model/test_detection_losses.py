@@ -1,4 +1,4 @@
-"""Matching and losses of object detection, compared with other implementations and values computed by hand."""
+"""Matching and losses of object detection, compared with other implementations and hand-computed values."""
 
 import math
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[s
 
 
 def check_loss_and_gradients(model: Any, alone: list[dict[str, Any]], together: dict[str, Any]) -> None:
-    """Assert that the loss and gradients of a batch are the sums of those of its images."""
+    """Assert that the loss and gradients of a batch are the sums over its images."""
     results = []
     for batches in (alone, [together]):
         model.zero_grad()
@@ -59,7 +59,7 @@ def test_padding_and_splitting_change_no_prediction_no_loss_and_no_gradient(deco
         own = model(example["pixel_values"])
         for name in ("pred_boxes", "probabilities", "logits"):
             assert_close(outputs[name][index], own[name][0], 1e-5, name)
-    # Rotary positions: images of several sizes would resample a position table in float32.
+    # Rotary positions are used because a position table would be resampled in float32.
     model = build(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
     alone, together = padded_batch(model, torch.float64)
     if decoder == "mid_positions":  # this variant also has a position table
@@ -113,7 +113,7 @@ def test_mid_positions_follow_the_size_of_the_model(tmp_path: Path) -> None:
 
 
 def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Return images of rectangles whose color is their class; one image is empty."""
+    """Return images with rectangles whose color depends on their class. One image has no rectangles."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.zeros(count, 3, 64, 64), []
     for index in range(count):
@@ -139,7 +139,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
 
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
 def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
-    """Overfit a batch. `test_deformable.py` has this test of the deformable decoder."""
+    """Overfit a batch. The deformable decoder is tested in `test_deformable.py`."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
     sizes |= {"image_size": 64, "patch_size": 16, "num_labels": 3}

@@ -109,7 +109,7 @@ def test_resampled_positions_keep_the_order_of_the_patches(digits: Any) -> None:
     model = copy.deepcopy(trained)
     model.resize_position_embeddings(56)
     accuracy = answers(model, *data)[1]
-    # There are four times as many patches, and each one covers a quarter of the former area.
+    # The model now has four times as many patches, each of which covers a quarter of the previous area.
     assert accuracy > 0.7
     table = model.get_position_embeddings()
     table.data[:, 1:] = trained.get_position_embeddings()[:, 1:].repeat(1, 4, 1)
@@ -149,7 +149,7 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 @all_changes
 @pytest.mark.parametrize("kind", [*MODEL_CLASSES, *MASKED], ids=name_of)
 def test_changed_model_is_saved_as_it_is(kind: Any, change: dict[str, Any], tmp_path: Path) -> None:
-    # The other values of `readout` need the CLS token.
+    # The other values of `readout_type` need the CLS token.
     model = build(kind, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
     apply_geometry(model, **change)
     fresh = type(model)(copy.deepcopy(model.config))
@@ -208,7 +208,7 @@ def test_only_changed_weights_are_other_parameters_and_methods_do_what_the_funct
     model.resize_prefix_tokens(num_register_tokens=3)
     changed = {name for name, parameter in model.named_parameters() if before[name] is not parameter}
     assert changed == {"embeddings.register_tokens"}
-    # Methods do what the function does.
+    # The methods and the function have the same result.
     by_methods, by_function = build(), build()
     by_methods.resize_input_channels(5)
     by_methods.resize_patch_embeddings(16)

@@ -1,4 +1,4 @@
-"""Models in half precision: predictions and training close to float32 for all loading methods and positions."""
+"""Half precision: predictions and training are close to float32 for all loading methods and position types."""
 
 import itertools
 from contextlib import nullcontext
@@ -29,11 +29,11 @@ from .checks import DENSE, HEADS, draw_statistics, inputs_of, partial_mask
 DTYPES = (torch.bfloat16, torch.float16)
 TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.02}
 POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
-# Use a single query, because rounding may change the order of several queries.
+# A single query is used, because rounding may change the order of several queries.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
-# Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`):
-# the type, the checkpoint, and options of loading.
+# Ways to load a model in half precision: the dtype, the checkpoint (`whole` is saved in float32, `half` in half
+# precision), and arguments of from_pretrained.
 OPENINGS: dict[str, tuple[torch.dtype, str, dict[str, Any]]] = {
     "dtype": (torch.bfloat16, "whole", {"dtype": torch.bfloat16}),
     "device_map": (torch.float16, "whole", {"dtype": torch.float16, "device_map": "auto"}),
@@ -45,7 +45,7 @@ both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def drawing_the_same(model: Any, batch: dict[str, Any], context: Any = None) -> dict[str, Tensor]:
-    """Return the outputs of a model that draws the same random numbers in each call."""
+    """Return the floating-point outputs of a model, which draws the same random numbers in each call."""
     torch.manual_seed(0)
     with context or nullcontext():
         return floats_of(model(**batch))
@@ -58,9 +58,9 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 def check_opening(
     opening: str, kind: Any, batch: dict[str, Any], folder: Path, tolerance: float | None = None, **overrides: Any
 ) -> tuple[HfViTPreTrainedModel, dict[str, Tensor]]:
-    """Compare the outputs of a saved model in half precision, and under autocast, with float32.
+    """Compare the outputs of a saved model in half precision and under autocast with those in float32.
 
-    If the model returns a loss, take a training step. Return the model in half precision and its outputs.
+    If the model returns a loss, a training step is also run. Return the half-precision model and its outputs.
     """
     dtype, saved, options = OPENINGS[opening]
     model = kind(small_config(**overrides))

@@ -36,7 +36,7 @@ def make_dual_encoder() -> hf.VisionTextDualEncoderModel:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with both trained models and their outputs."""
+    """Return a folder with a trained captioner, a trained dual encoder, and the outputs of both."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("workplace")
     captioner, pairs = make_captioner(), make_dual_encoder()

@@ -1,4 +1,4 @@
-"""Joint embeddings: Epps-Pulley statistic, distance of views, and model inputs."""
+"""Joint-embedding models: Epps-Pulley statistic, distance between views, and model inputs."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listi
             angles = projected * points
             error = (angles.cos().mean(dim=0) - window).square() + angles.sin().mean(dim=0).square()
             found[name] = torch.trapezoid(error * window, points).mean() * len(values)
-        # The integrand is symmetric; the code integrates over positive points only.
+        # The integrand is symmetric, and our code integrates over positive points only.
         found["code"] *= 2
         torch.testing.assert_close(gaussian_loss(values, slices), found["code"])
         assert float(found["code"] / found["listing"]) == pytest.approx(1, abs=0.05)

@@ -24,7 +24,7 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 def draw_keypoints(count: int, margin: float = 0.0, image_size: tuple[int, int] = IMAGE) -> Tensor:
-    """Return visible keypoints (1, count, 3) spread over the image except for a margin, in float64."""
+    """Return random visible keypoints (1, count, 3) that keep a margin to the image border, in float64."""
     size = torch.tensor([image_size[1], image_size[0]], dtype=torch.float64)
     places = torch.rand(1, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.cat((margin + places * (size - 1 - 2 * margin), torch.full((1, count, 1), 2.0)), dim=2)
@@ -85,7 +85,7 @@ def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
 
 
 def decode_one(heatmap: np.ndarray) -> np.ndarray:
-    """Return the position in one heatmap: the peak of the parabola through the surrounding logarithms."""
+    """Return the keypoint position in a heatmap: the peak of a parabola fitted to the logarithm around the maximum."""
     largest, sizes = np.array(np.unravel_index(heatmap.argmax(), heatmap.shape)), np.array(heatmap.shape)
     inside = ((largest >= 3) & (largest < sizes - 3)).all()
     surface = gaussian_filter(heatmap, 0.8, radius=5, mode="nearest") if inside else heatmap

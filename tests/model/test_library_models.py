@@ -1,4 +1,4 @@
-"""Models of transformers with our encoder: training, saving, opening with the package and without."""
+"""Models of transformers that use our encoder: training, saving, and loading with and without the package."""
 
 import re
 import runpy
@@ -55,7 +55,7 @@ ANSWERS = {
 
 
 class Case(NamedTuple):
-    """A model class: options of our configuration, other fields of its configuration, inputs besides the images."""
+    """Test case of a transformers class: options of our encoder, other configuration fields, and inputs but images."""
 
     options: dict[str, Any]
     fields: dict[str, Any]
@@ -106,12 +106,12 @@ def find_encoder(model: nn.Module) -> HfViTBackbone | HfViTModel:
 
 
 def first_output(outputs: Any) -> Tensor:
-    """Return the predictions, which are the first output after the losses."""
+    """Return the predictions, which are the first model output after the losses."""
     return next(value for key, value in outputs.items() if not key.startswith("loss"))
 
 
 def train_and_save(name: str, folder: Path) -> tuple[PreTrainedModel, set[str]]:
-    """Return a model after one training step and the weights of its encoder that stayed the same; save the model."""
+    """Train a model for one step and save it. Return the model and the encoder weights that did not change."""
     model = make_model(name)
     encoder = find_encoder(model)
     before = {key: weight.clone() for key, weight in encoder.named_parameters()}
@@ -127,7 +127,7 @@ def train_and_save(name: str, folder: Path) -> tuple[PreTrainedModel, set[str]]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_encoder_learns_and_the_model_reopens(name: str, tmp_path: Path) -> None:
     model, unmoved = train_and_save(name, tmp_path)
-    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # it reads states before the norm
+    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # reads earlier states
     assert unmoved == unused
     reopened = type(model).from_pretrained(tmp_path)
     assert type(find_encoder(reopened).config) is HfViTConfig

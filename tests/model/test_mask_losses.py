@@ -32,7 +32,7 @@ def test_matching_is_the_cheapest_of_all(num_queries: int, num_targets: int) -> 
         queries, targets = match(cost)
         smaller = min(num_queries, num_targets)
         assert len(set(queries.tolist())) == len(set(targets.tolist())) == len(queries) == smaller
-        wide = cost if num_queries < num_targets else cost.T  # rows: the fewer of queries and targets
+        wide = cost if num_queries < num_targets else cost.T  # each row is matched to a column
         choices = itertools.permutations(range(max(num_queries, num_targets)), smaller)
         cheapest = min(sum(wide[row, column] for row, column in enumerate(own)) for own in choices)
         assert float(cost[queries, targets].sum()) == pytest.approx(float(cheapest))
@@ -54,7 +54,7 @@ def test_points_in_the_middle_of_pixels_are_these_pixels() -> None:
     points = torch.stack(((columns + 0.5) / 5, (rows + 0.5) / 3), dim=-1).flatten(0, 1)  # (x, y)
     sampled = sample_points(maps, points.expand(2, -1, -1))
     torch.testing.assert_close(sampled, maps.flatten(1), rtol=1e-12, atol=1e-12)
-    # The border between the second and third column, and the corner of the image, which is padded with zeros.
+    # Sample at the border between the second and third column, and at the corner, where the map is padded with zeros.
     others = torch.tensor([[[2 / 5, 0.5], [1.0, 1.0]]], dtype=torch.float64)
     expected = [float(maps[0, 1, 1:3].mean()), float(maps[0, 2, 4]) / 4]
     assert sample_points(maps[:1], others)[0].tolist() == pytest.approx(expected)
@@ -89,7 +89,7 @@ def test_most_points_lie_where_a_mask_is_least_decided() -> None:
 
 
 def compare(logits: Tensor, target: Tensor) -> tuple[float, float]:
-    """Return the cross-entropy and Dice loss of one mask."""
+    """Return the cross-entropy loss and the Dice loss of one mask."""
     shown = 1 / (1 + (-logits).exp())
     entropy = -(target * shown.log() + (1 - target) * (1 - shown).log()).mean()
     return float(entropy), float(1 - (2 * (shown * target).sum() + 1) / ((shown + target).sum() + 1))
@@ -123,7 +123,7 @@ def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[T
 
 
 def slow_loss(masks: Tensor, classes: Tensor, targets: Tensor, labels: Tensor) -> float:
-    """Return the loss of one image by trying all matchings."""
+    """Return the loss of one image, computed by trying all matchings of queries and targets."""
     probabilities = classes.softmax(dim=1)
 
     def mask_part(queries: tuple[int, ...]) -> float:
@@ -183,7 +183,7 @@ def test_random_points_give_the_loss_of_all_pixels_in_the_mean() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """Differences between masks are below the resolution of half precision, and sums of masks exceed its range."""
+    """In half precision, differences between these masks would be rounded to zero, and sums would overflow."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

@@ -18,7 +18,7 @@ from .checks import assert_same, build, inputs_of
 
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
     assert [mask_probabilities(progress, 3) for progress in (0.0, 1.0)] == [[1.0] * 3, [0.0] * 3]
-    # Training has 5.5 parts. The first block anneals during the second part, each later block 1.5 parts later.
+    # Training has 5.5 parts. The first block is annealed in the second part, and each later block 1.5 parts later.
     assert mask_probabilities(1.5 / 5.5, 3) == pytest.approx([0.5**0.9, 1.0, 1.0])
     for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
         assert all(a <= b for a, b in zip(after, before, strict=True))
@@ -36,7 +36,7 @@ def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
     half = build("universal")
     half.load_state_dict(model.state_dict())
     assert_same(half(images), free)
-    # At 45 %, the second of the two blocks always uses masks and the first one rarely does.
+    # After 45% of training, the second block always uses masks, and the first block rarely does.
     half.anneal_masks(0.45)
     assert half.universal_segmentation_head.masked_blocks == [False, True]
     assert half.train().universal_segmentation_head.masked_blocks == [True, True]

@@ -1,4 +1,4 @@
-"""Masked image modeling: comparison with transformers, and invariants of all models, with fixed masks."""
+"""Masked image modeling with fixed masks: comparison with transformers, and invariants of all models."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def noise_for(images: Tensor) -> Tensor:
 
 
 def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the decoder positions of ViTMAE without the zero row of the CLS token."""
+    """Convert ViTMAE weights: drop the zero row of the CLS token from the decoder positions."""
     name = "masked_image_modeling_head.mae.position_embeddings"
     return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
 
@@ -58,7 +58,7 @@ def as_mapping(outputs: Any, name: str) -> dict[str, Tensor]:
 def mae(**options: Any) -> Parity:
     """Return our model and ViTMAEForPreTraining with the same weights.
 
-    ViTMAE keeps visible patches in the order of the noise, and resamples the decoder positions as a single row.
+    ViTMAE sorts visible patches by their noise, and resamples the decoder positions as a single row.
     """
     shared = {**DECODER, **options}
     reference = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE, layer_norm_eps=1e-6, **shared))
@@ -93,7 +93,7 @@ def mae(**options: Any) -> Parity:
 
 
 def simmim() -> Parity:
-    """Return our model and ViTForMaskedImageModeling, which supports square images only."""
+    """Return our model and ViTForMaskedImageModeling with the same weights. The latter supports only square images."""
 
     def rearranged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name = "masked_image_modeling_head.simmim.predictor."
@@ -195,7 +195,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, 32)] * 4
     assert [tuple(weights.shape) for weights in outputs.attentions] == [(2, 4, length, length)] * 3
     torch.testing.assert_close(outputs.attentions[0].sum(-1), torch.ones(2, 4, length))
-    # Visible tokens equal those of a model in which no token attends to masked tokens.
+    # The visible tokens must equal those of a model in which no token attends to masked tokens.
     tokens, rotary = model.model.embed(given["pixel_values"])
     seen = F.pad(~outputs.bool_masked_pos, (num_prefix, 0), value=True)
     tokens = model.model.encoder(tokens, rotary=rotary, attention_mask=seen[:, None, None, :])

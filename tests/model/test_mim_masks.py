@@ -1,4 +1,4 @@
-"""Masks of masked image modeling: number and position of patches, random numbers; conversion of patches and pixels."""
+"""Masks for masked image modeling, and the conversion between patches and pixels."""
 
 import pytest
 import torch
@@ -86,8 +86,8 @@ def test_patches_with_the_most_noise_are_masked() -> None:
 def test_units_are_masked_as_one_but_for_the_last() -> None:
     noise = torch.zeros(1, 4, 5)
     noise[0, ::2, ::2] = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.8]])
-    # Squares are masked in order of increasing noise: the top middle one, the bottom right one (2 patches), and one
-    # patch of the bottom left one.
+    # Squares of patches are masked in order of increasing noise: the top middle square, the bottom right square (2
+    # patches), and one patch of the bottom left square.
     assert random_mask(noise, 7 / 20, 2).unflatten(1, (4, 5))[0].int().tolist() == [
         [0, 0, 1, 1, 0],
         [0, 0, 1, 1, 0],
@@ -99,7 +99,7 @@ def test_units_are_masked_as_one_but_for_the_last() -> None:
 def test_blocks_hang_together_and_differ_in_shape() -> None:
     blocks = blockwise_mask(50, (14, 14), 0.4, generator=seeded()).unflatten(1, (14, 14))
     single = random_mask(torch.rand(50, 14, 14, generator=seeded()), 0.4).unflatten(1, (14, 14))
-    # The mean number of connected components
+    # Mean number of connected components of masked patches per mask.
     pieces = [sum(label(own.numpy())[1] for own in masks) / 50 for masks in (blocks, single)]
     assert pieces[0] < 4 < 20 < pieces[1]
     one = blockwise_mask(200, (14, 14), 16 / 196, generator=seeded()).unflatten(1, (14, 14))

@@ -37,7 +37,7 @@ from .checks import MASKED, assert_same, assert_same_weights, build, inputs_of, 
 
 
 ALL_CLASSES = [*MODEL_CLASSES, HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification]
-NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles the others
+NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles dense classes
 TASKS = ("segmentation", "universal_segmentation", "depth", "keypoint", "masked_image_modeling")
 HEADS = ("classifier.", "detection_head", "text_model.", "contrastive_head.", *(f"{task}_head." for task in TASKS))
 
@@ -66,7 +66,7 @@ def test_saved_model_and_tuple_output_are_the_same(kind: Any, variant: str, tmp_
 @all_classes
 @all_variants
 def test_outputs_of_every_model(model_class: type[Any], variant: str) -> None:
-    """Compare outputs of images one by one; check hidden states and attentions."""
+    """Compare the outputs of a batch with those of single images, and check hidden states and attentions."""
     model = build(model_class, variant)
     config, given = model.config, {"pixel_values": pixels(model.config)}
     plain = model(**given)
@@ -79,7 +79,7 @@ def test_outputs_of_every_model(model_class: type[Any], variant: str) -> None:
     model.set_attn_implementation("eager")
     outputs = model(**given, output_hidden_states=True, output_attentions=True)
     length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
-    # Queries join the last two of three blocks.
+    # Queries are added to the tokens of the last two of three blocks.
     num_queries = 5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
     lengths = [length, length + num_queries, length + num_queries]
     sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
@@ -96,7 +96,7 @@ def test_outputs_of_every_model(model_class: type[Any], variant: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_flex_attention_equals_others() -> None:
-    """Compile windows, full attention, and a mask of padding; in other tests the kernels are not compiled."""
+    """Compile window attention, full attention and a padding mask. Other tests do not compile the kernels."""
     mask = checks.partial_mask()
     for variant, given, tolerance in (("windows", {"patch_attention_mask": mask}, 3e-5), ("rotary", {}, 1e-5)):
         options = {"variant": variant, "num_hidden_layers": 2}
@@ -231,8 +231,8 @@ def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
 def test_initialization_covers_every_weight(variant: str) -> None:
     config = small_config(variant, hidden_size=64, initializer_range=0.05)
     built = HfViTForImageClassification(config)
-    # Loading builds the model on the meta device and then initializes the weights that are missing from the
-    # checkpoint. Here, all are missing.
+    # from_pretrained builds the model on the meta device and then initializes weights that are missing from the
+    # checkpoint. Here, all weights are missing.
     loaded = HfViTForImageClassification.from_pretrained(None, config=config, state_dict={})
     for model in (built, loaded):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -323,7 +323,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
 def test_neither_masked_patches_nor_the_flag_of_interpolation_matter() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
-    mask = torch.arange(16).expand(2, -1) == 5  # the patch in the second row and second column
+    mask = torch.arange(16).expand(2, -1) == 5  # selects the patch in row 1 and column 1
     changed = images.clone()
     changed[:, :, 8:16, 8:16] += 1
     assert_same(model(changed, bool_masked_pos=mask), model(images, bool_masked_pos=mask))
@@ -336,7 +336,7 @@ def test_neither_masked_patches_nor_the_flag_of_interpolation_matter() -> None:
 
 
 def test_golden_outputs() -> None:
-    """Outputs and gradients equal those saved by `python -m tests.helpers.golden`."""
+    """Outputs and gradients must equal those saved by `python -m tests.helpers.golden`."""
     actual = golden_values()
     assert actual.keys() == GOLDEN.keys()
     for name, value in actual.items():
@@ -414,7 +414,7 @@ def test_encoder_runs_in_ranges_and_does_not_turn_queries() -> None:
     halfway = model.encoder(tokens, rotary=rotary, stop=2)
     assert torch.equal(model.encoder(halfway, rotary=rotary, start=2), expected)
     assert torch.equal(model.encoder(tokens, rotary=rotary, start=1, stop=1), tokens)
-    # Queries behind the patches have no positions, so their order has no effect. Rotary positions would change that.
+    # Queries after the patch tokens get no rotary positions, so their order has no effect.
     queries = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     outputs = model.encoder(torch.cat((tokens, queries), dim=1), rotary=rotary)
     swapped = model.encoder(torch.cat((tokens, queries.flip(1)), dim=1), rotary=rotary)

@@ -1,4 +1,4 @@
-"""All architecture options, compared with an independent model: outputs, gradients, sensitivity."""
+"""All architecture options, compared with models of other libraries: outputs, gradients, effect of each weight."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ from hf_vit.model.encoder import HfViTDropPath
 from ..helpers.references import SHAPE, Parity, hidden_states
 
 
-pytestmark = pytest.mark.slow  # compares every option with a model of another library
+pytestmark = pytest.mark.slow  # these tests compare many models
 
 
 DINOV2_SHAPE = {**SHAPE, "mlp_ratio": 2, "layerscale_value": 0.5}
@@ -55,20 +55,20 @@ def masked(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 def logits(model: nn.Module, images: Tensor, **kwargs: Any) -> dict[str, Tensor]:
     outputs = model(images, **kwargs)
-    if isinstance(outputs, Tensor):  # a model of timm
+    if isinstance(outputs, Tensor):  # timm models return a tensor
         return {"logits": outputs}
     names = ("logits", "cls_logits", "distillation_logits")
     return {name: outputs[name] for name in names if outputs.get(name) is not None}
 
 
-# Models of transformers resample positions only if an argument requests it.
+# transformers models resample positions only if an argument requests it.
 states_at_any_size = partial(states, interpolate_pos_encoding=True)
 
 
 def pair(
     reference: nn.Module, ours: dict[str, Any], run: Run, run_reference: Run | None = None, **options: Any
 ) -> Parity:
-    """Return a reference model and ours, which is a classifier if the number of labels is given."""
+    """Return a reference model and our model, which is a classifier if the number of labels is given."""
     model_class = HfViTForImageClassification if "num_labels" in ours else HfViTModel
     return Parity(reference, model_class(HfViTConfig(**{**SHAPE, **ours})), run_reference or run, run, **options)
 
@@ -136,7 +136,7 @@ def dinov3_without_biases() -> Parity:
 @case
 def mae_encoder() -> Parity:
     def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        # Ascending noise, so that the patches are not shuffled; no patch is masked.
+        # The noise is ascending, so that patches are not shuffled. No patch is masked.
         return states_at_any_size(model, images, noise=torch.arange(images[0, 0].numel() // 64).expand(2, -1))
 
     config = hf.ViTMAEConfig(**SHAPE, **EPS, mask_ratio=0.0)
@@ -148,7 +148,7 @@ def mae_encoder() -> Parity:
 
 
 def of_timm(theirs: dict[str, Any], ours: dict[str, Any], **options: Any) -> Parity:
-    """Return a classifier of timm and our classifier with the same weights."""
+    """Return a timm classifier and our classifier with the same weights."""
     reference = VisionTransformer(**TIMM_SHAPE, **theirs)
     return pair(reference, {**ours, "num_labels": 5, "position_antialias": True}, logits, **options)
 
@@ -177,7 +177,7 @@ def timm_rms_norm_without_cls() -> Parity:
 
 
 class Dinov3WithTable(hf.DINOv3ViTModel):
-    """DINOv3 with a learned position table, resampled as in timm."""
+    """DINOv3 with an additional learned position table, which is resampled as in timm."""
 
     def __init__(self, config: hf.DINOv3ViTConfig) -> None:
         super().__init__(config)
@@ -202,7 +202,7 @@ def clip() -> Parity:
     def without_last(run: Run, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         outputs = run(model, images)
         last = outputs.pop("last_hidden_state")
-        # The reference has no final norm.
+        # In the reference, last_hidden_state equals the output of the last block, because there is no final norm.
         assert torch.equal(last, outputs["hidden_states[2]"]) is (run is states_at_any_size)
         return outputs
 
@@ -250,7 +250,7 @@ def eva(native_grid: int | None, **options: Any) -> Parity:
 CASES["eva_index"] = partial(eva, None, rope_coordinates="index")
 CASES["eva_scaled_index"] = partial(eva, 4, rope_coordinates="scaled_index")
 CASES["eva_scaled_to_another_grid"] = partial(eva, 3, rope_coordinates="scaled_index", rope_grid_size=3)
-# Together, these use every kind of positions, norms, MLPs and pooling.
+# Together, these models use every type of positions, norm, MLP and pooling.
 IN_FLOAT32 = ("vit", "dinov3", "mae_encoder", "timm_rms_norm_without_cls", "siglip", "eva_scaled_index")
 
 

@@ -13,7 +13,7 @@ from .checks import build, inputs_of
 
 NO_CLS = {"use_cls_token": False, "pooling": "mean"}
 OBJECTS, VIEWS = HfViTForObjectDetection, HfViTForJointEmbedding
-# Class or head; the configuration of its task, or "" for the model; options; message.
+# Each row: class or head; name of its task configuration, or "" for the model configuration; options; message.
 # fmt: off
 OPTIONS: list[tuple[Any, str, dict[str, Any], str]] = [
     (HfViTForImageClassification, "", {"num_labels": 0}, "num_labels=0"),
@@ -81,7 +81,7 @@ OPTIONS: list[tuple[Any, str, dict[str, Any], str]] = [
     (VIEWS, "joint_embedding_config", {"objective": "dino", "koleo_weight": -1.0}, "koleo_weight=-1.0"),
 ]
 ONE, MASKS = torch.zeros(1, 3, 32, 32), torch.zeros(1, 8, 8)
-# Class or head; inputs that replace good ones; message.
+# Each row: class or head; inputs that replace valid inputs; message.
 INPUTS: list[tuple[Any, dict[str, Any], str]] = [
     (HfViTModel, {"pixel_values": None}, "pixel_values is missing"),
     (HfViTModel, {"pixel_values": ONE[0]}, "Add the batch dimension"),

@@ -1,4 +1,4 @@
-"""Opening saved models without the package, from a folder or the Hub."""
+"""Tests that load saved models without the package, from a folder or the Hub."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ print("opened")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a saved classifier with its processor at user/model, and its outputs for some images."""
+    """Return the folder user/model of a saved classifier and its processor. Its outputs for images are in data.pt."""
     root = tmp_path_factory.mktemp("hub")
     folder = root / "user" / "model"
     model = build(HfViTForImageClassification, **LABELS)
@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def class_of(auto_class: str) -> Any:
-    """Return the model class of this package that an Auto class opens."""
+    """Return the model class of this package that an Auto class loads."""
     return getattr(hf_vit, AUTO_MAP[auto_class].rpartition(".")[2])
 
 
@@ -156,7 +156,7 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -
         if name != "processor":
             assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
     shutil.copytree(tmp_path / "model", tmp_path / "copy")
-    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # same folder
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # overwrite the folder
     for path in (tmp_path / "copy").iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name
 
@@ -338,7 +338,7 @@ PIPELINE_TASKS = {
         f"AutoModelFor{task.title().replace('-', '')}": task
         for task in ("image-classification", "depth-estimation", "object-detection", "keypoint-detection")
     },
-    # Classes without a pipeline, or with a pipeline that needs a tokenizer
+    # Auto classes whose task has no pipeline, or a pipeline that needs a tokenizer.
     **{f"AutoModelFor{task}": "" for task in ("MaskedImageModeling", "PreTraining", "ImageToImage")},
     **{f"AutoModelFor{task}": "" for task in ("ZeroShotImageClassification", "ImageTextToText")},
 }

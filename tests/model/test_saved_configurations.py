@@ -1,4 +1,4 @@
-"""Saved configurations keep their meaning: config.json contains all options, and missing ones have fixed values."""
+"""Saved configurations keep their meaning: config.json contains all options, and missing options have fixed values."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from hf_vit.model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from ..helpers.models import SMALL
 
 
-# Value of each field that config.json does not name. Files of all versions depend on these values, so new defaults
-# belong in a preset or in the training options, which are saved explicitly.
+# Value of each field if it is missing from config.json. Files of all versions depend on these values, so new defaults
+# must be set in a preset or in the training options, which are saved explicitly.
 # fmt: off
 DEFAULTS: dict[str, dict[str, Any]] = {
     "backbone": {
@@ -91,16 +91,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 # fmt: on
-# config.json of every model class, written by version 0.1.0, which omitted options at their defaults.
+# config.json of every model class, written by version 0.1.0, which omitted options with default values.
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )
-# Small sizes for large defaults, without the configurations of the tasks.
+# Small sizes that replace large defaults, without the task configurations.
 BACKBONE = {name: value for name, value in SMALL.items() if name not in TASK_CONFIGS}
 
 
 def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return the options of a task, with defaults for those that the configuration does not name."""
+    """Return the options of a task, with default values for options that are missing from the configuration."""
     options = {**DEFAULTS[field], **(config.get(field) or {})}
     return {name: tuples_to_lists(value) for name, value in options.items()}
 
@@ -140,7 +140,7 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
 
 def test_every_class_is_among_them() -> None:
     classes = {place.rpartition(".")[2] for auto, place in AUTO_MAP.items() if auto.startswith("AutoModel")}
-    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # added later
+    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # newer classes
     assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
     for name, used in MODEL_TASK_CONFIGS.items():
         assert issubclass(getattr(hf_vit, name), HfViTPreTrainedModel)

@@ -41,7 +41,7 @@ def test_overlapping_windows_are_averaged() -> None:
 
     def forward(images: Tensor) -> Tensor:
         seen.append(images)
-        return images.amax(dim=(2, 3), keepdim=True)  # a single logit per window
+        return images.amax(dim=(2, 3), keepdim=True)  # every window has a single logit
 
     images = torch.arange(24.0).reshape(1, 1, 4, 6)
     logits = slide(forward, images, (4, 4), (2, 2))
@@ -50,7 +50,7 @@ def test_overlapping_windows_are_averaged() -> None:
 
 
 def test_windows_of_images(model: Any) -> None:
-    """A window that covers the image is the plain forward pass; larger images are seen in overlapping windows."""
+    """A window that covers the image gives the plain forward pass. Larger images use overlapping windows."""
     images = pixels(model.config, grid=(4, 5))
     expected = probabilities(model(images).logits, (32, 40))
     for window in (None, 48, (32, 40), (64, 64)):
@@ -61,7 +61,7 @@ def test_windows_of_images(model: Any) -> None:
     windows = model.segment(images, window_size=32, window_stride=(16, 24)).logits
     assert windows.shape == (2, 5, 48, 56)
     corner = model(images[:, :, :32, :32]).logits
-    expected = probabilities(corner, (32, 32))[:, :, :16, :24]  # this corner is covered by no other window
+    expected = probabilities(corner, (32, 32))[:, :, :16, :24]  # only one window covers this corner
     assert_close(windows[:, :, :16, :24].exp(), expected, 1e-5, "corner")
     assert_close(windows.exp().sum(dim=1), torch.ones(2, 48, 56), 1e-5, "sum")
 

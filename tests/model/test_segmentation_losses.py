@@ -103,7 +103,7 @@ def test_pixels_that_do_not_count_change_nothing() -> None:
     other_index = labels.where(labels != IGNORED, -7)
     assert torch.equal(loss(logits, labels, **ALL), loss(logits, other_index, semantic_loss_ignore_index=-7, **ALL))
     labels = labels.clone()
-    labels[:, :, 5:] = IGNORED  # ignore the right half, and change only logits that do not affect the left half
+    labels[:, :, 5:] = IGNORED  # the right half is ignored; change logits that affect only it
     changed = logits.detach().clone()
     changed[..., 4:] += 3
     assert torch.equal(loss(changed, labels, **ALL), loss(logits, labels, **ALL))
@@ -113,7 +113,7 @@ def test_pixels_that_do_not_count_change_nothing() -> None:
 def test_an_image_in_which_no_pixel_counts_adds_exactly_zero(scale: float) -> None:
     logits, labels = batch(2)
     labels[1] = IGNORED
-    logits = (scale * logits.detach()).float().requires_grad_()  # the larger scale saturates most pixels
+    logits = (scale * logits.detach()).float().requires_grad_()  # a large scale saturates most pixels
     total = loss(logits, labels, class_weights=CLASS_WEIGHTS, **ALL)
     assert float(total) == pytest.approx(float(loss(logits[:1], labels[:1], class_weights=CLASS_WEIGHTS, **ALL)) / 2)
     total.backward()

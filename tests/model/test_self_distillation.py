@@ -19,7 +19,7 @@ CASE = TRAINING_CASES["dino"]
 
 
 def teach(world_size: int = 1, process_index: int = 0, **attributes: Any) -> Teach:
-    """Return the function that a trainer with several processes calls for each batch."""
+    """Return the `Teach` callable that a trainer in several processes calls for each batch."""
     args: Any = SimpleNamespace(world_size=world_size, process_index=process_index)
     return Teach(SimpleNamespace(args=args, **attributes))
 
@@ -36,7 +36,7 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     # Without balancing, all images are assigned to one prototype.
     assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1
     assert torch.equal(found.argmax(dim=0), (logits - logits.mean(dim=0)).argmax(dim=0))
-    # Assignments are those of the rows of all processes: `sums` covers both of two processes.
+    # Assignments are balanced over all processes: `sums` holds sums over two processes, one of which has 7 rows.
     sums: list[torch.Tensor] = []
     whole = assign(logits, 0.1, add=lambda values: sums.append(values) or values)
     torch.testing.assert_close(whole, assign(logits, 0.1))
@@ -57,7 +57,7 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     first, second, third = (
         torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
     )
-    # First the mean in each view, then the mean over all views, equivalent to `masks_weight` in DINOv2.
+    # The loss is averaged in each view and then over all views, which is equivalent to `masks_weight` in DINOv2.
     torch.testing.assert_close(patch_cross_entropy(logits, assigned, 0.1, masks), (first + second + third) / 4)
     assert float(patch_cross_entropy(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
@@ -139,8 +139,8 @@ def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> Non
     assert (counts[20:] <= edges[1:]).all()
     masks = masks.flatten(0, 1).unflatten(1, (14, 14))
     alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
-    assert float(alike) > 0.6  # independent masks of patches would give 0.3
-    # Two processes together draw the masks that one process draws for all images.
+    assert float(alike) > 0.6  # 0.3 if patches were masked independently
+    # Two processes together draw the same masks as a single process that has all images.
     views = torch.zeros(6, 2, 3, 32, 32)
     torch.manual_seed(3)
     whole = teach().draw_masks(views, config)

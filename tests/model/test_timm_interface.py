@@ -30,7 +30,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(params=ARCHITECTURES, scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any]:
-    """Return a small model of timm, and our model converted from it."""
+    """Return a small timm model, and our model that is converted from it."""
     architecture, options = ARCHITECTURES[request.param]
     theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
     draw_weights(theirs)
@@ -55,7 +55,7 @@ def test_features_head_and_their_names_are_those_of_timm(pair: tuple[nn.Module, 
     assert_alike(ours.forward_head(features), theirs.forward_head(features))
     assert_alike(ours.forward_head(features), ours(images()).logits)
     assert_alike(ours.model.forward_head(features), ours.forward_head(features, pre_logits=True))
-    if ours.distillation_classifier is None:  # timm averages the CLS and the distillation token
+    if ours.distillation_classifier is None:  # otherwise, timm averages CLS and distillation tokens
         assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
     for mine, its in zip(ours.feature_info, theirs.feature_info, strict=True):
         assert (mine["num_chs"], mine["reduction"]) == (its["num_chs"], its["reduction"])

@@ -1,4 +1,4 @@
-"""Window attention equals attention with a mask."""
+"""Window attention equals full attention with an equivalent mask."""
 
 import math
 
@@ -18,7 +18,7 @@ GRID = (3, 5)
 
 
 def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, int], num_queries: int) -> Tensor:
-    """Return a mask (L, L) bool, True for pairs of tokens that attend to each other, by a loop over all pairs."""
+    """Return a boolean mask (L, L), computed in a loop, that is True for tokens that attend to each other."""
     rows, columns = grid
     patches = [(row // size[0], column // size[1]) for row in range(rows) for column in range(columns)]
     windows = [None] * model.config.num_prefix_tokens + patches + [None] * num_queries
@@ -28,9 +28,9 @@ def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, i
 def encode(
     model: HfViTModel, images: Tensor, mask: Tensor | None, num_queries: int, size: tuple[int, int] | None
 ) -> dict[str, Tensor]:
-    """Return the output tokens of the encoder and the gradients.
+    """Return the output tokens of the encoder and the gradients of the model.
 
-    With `size`, run the blocks one by one with the equivalent mask.
+    If a window `size` is given, run the blocks one by one with the equivalent mask.
     """
     model.zero_grad()
     states, blocks = model.start_blocks(images, mask)
@@ -45,7 +45,7 @@ def encode(
         states = blocks.run(states, **blocks.masks(states))
     else:
         within = equivalent_mask(model, grid, size, num_queries) & visible
-        # A query whose window is all padding attends to every token.
+        # A query token whose window contains only padding attends to every token.
         within = within | ~within.any(dim=-1, keepdim=True)
         for number in range(3):
             allowed = visible if number == 1 else within
