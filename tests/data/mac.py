@@ -1,4 +1,4 @@
-"""Helper function that adds the metadata files that macOS writes to archives."""
+"""Helper function that writes the metadata files that macOS adds to archives."""
 
 from pathlib import Path
 

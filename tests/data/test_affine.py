@@ -1,4 +1,4 @@
-"""Affine crops of boxes: positions of points and pixels."""
+"""Test affine crops around boxes: the positions of points and pixels in the crop."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ def test_boxes_of_the_proportions_of_the_crop_span_it_and_others_grow_around_the
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     moved = apply_matrix(torch.tensor([[10.0, 20.0], [40.0, 60.0], [25.0, 40.0]]), matrix)
     assert torch.allclose(moved, torch.tensor([[0.0, 0.0], [47.0, 63.0], [23.5, 31.5]]))
-    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # one box is wider than the crop, one is narrower
+    # The first box has a larger aspect ratio (width / height) than the crop, the second box a smaller one.
+    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))
         half = torch.tensor([1.25 * 15, 1.25 * 20])
@@ -33,7 +34,7 @@ def test_points_come_back_keypoints_outside_are_none_and_boxes_need_a_size() -> 
     for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
         with pytest.raises(ValueError, match=r"The box \[.*\] has no area"):
             crop_matrix(torch.tensor(box), (8, 8), 1.25)
-    # Keypoints without a label or outside the crop are none.
+    # Keypoints that are not labeled or lie outside the crop become (0, 0, 0).
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     given = [[10.0, 20.0, 2.0], [40.2, 60.0, 1.0], [40.5, 60.0, 2.0], [25.0, 19.0, 2.0], [25.0, 40.0, 0.0]]
     expected = [[0.0, 0.0, 2.0], [47 + 0.2 * 47 / 30, 63.0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
@@ -50,7 +51,8 @@ def test_pixels_go_where_points_go(box: torch.Tensor, dtype: torch.dtype) -> Non
         crop = warp(PLACES.to(dtype), turned, (64, 48))
         assert (crop.shape, crop.dtype) == ((3, 64, 48), dtype)
         rows, columns = torch.meshgrid(torch.arange(64), torch.arange(48), indexing="ij")
-        places = apply_matrix(torch.stack((columns, rows), dim=-1).double(), invert_matrix(turned))  # (h, w, 2)
+        # Position (x, y) in the image of each crop pixel, of shape (h, w, 2)
+        places = apply_matrix(torch.stack((columns, rows), dim=-1).double(), invert_matrix(turned))
         last = torch.tensor([WIDTH - 1, HEIGHT - 1])
         is_inside = ((places >= 0) & (places <= last)).all(dim=-1)
         assert is_inside.float().mean() > 0.1

@@ -1,4 +1,4 @@
-"""Augmentation of training images."""
+"""Test the augmentation of training images."""
 
 import pickle
 
@@ -16,7 +16,7 @@ OFF = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "none", "r
 
 
 def draws(count: int = 40, **options: object) -> torch.Tensor:
-    """Return randomly augmented images. Only the given options are enabled."""
+    """Return `count` random augmentations of an image. Only the given options are enabled."""
     transform = image_classification_augmentation((32, 48), num_channels=1, **{**OFF, **options})
     torch.manual_seed(0)
     return torch.stack([transform(GRADIENT) for _ in range(count)])
@@ -52,7 +52,7 @@ def test_automatic_augmentation_changes_most_images_as_much_as_is_said() -> None
         options = {"randaugment_num_ops": number, "randaugment_magnitude": magnitude}
         changes.append(float((draws(auto_augment="randaugment", **options) - plain).abs().mean()))
     assert 1.5 * changes[0] < changes[1] < changes[2]
-    # Color jitter changes the brightness as far as is said.
+    # Color jitter changes the brightness by at most the given strength.
     for strength in (0.1, 0.4):
         means = draws(color_jitter=strength).float().mean(dim=(1, 2, 3))
         assert float((means / plain.mean() - 1).abs().max()) < strength + 0.05
@@ -64,7 +64,7 @@ def test_padded_crops_are_windows_and_erasing_blanks_a_rectangle() -> None:
     windows = {padded[top : top + 32, left : left + 48].tobytes(): (top, left) for top, left in np.ndindex(7, 7)}
     places = [windows[image.numpy().tobytes()] for image in draws(crop_padding=3)[:, 0]]
     assert len(set(places)) > 20
-    # Erasing blanks a rectangle.
+    # Random erasing fills a rectangle with gray.
     plain, image = draws()[0], draws(random_erasing=1.0)[0]
     changed = (image != plain)[0]
     rows, columns = changed.any(dim=1).sum(), changed.any(dim=0).sum()
@@ -78,8 +78,8 @@ def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
     torch.manual_seed(0)
     images = [transform(Image.fromarray(pixels)) for _ in range(90)]
     solarized = torch.from_numpy(np.where(pixels >= 128, 255 - pixels, pixels)).permute(2, 0, 1)
-    colored = [image for image in images if not image[0].equal(image[1])]  # the others are gray
-    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # of blurred images
+    colored = [image for image in images if not image[0].equal(image[1])]  # without the grayscale images
+    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # of blurred ones
     assert all(20 < count < 40 for count in (90 - len(colored), len(colored) - len(spreads), len(spreads)))
     assert len(set(spreads)) > 10  # the blur radius is random, so the images differ
     assert min(spreads) < 0.4 * float(pixels.std())
@@ -91,10 +91,10 @@ def test_colors_and_floats_are_converted_as_by_the_image_processor() -> None:
     assert transform(Image.new("RGBA", (9, 9), (7, 7, 7, 0))).unique().tolist() == [7]
     assert transform(Image.new("I;16", (9, 9), 128)).unique().tolist() == [128]
     assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
-    # Floats become whole numbers rather than clamped to one.
+    # Float images are rounded to integers, not clamped to the range from 0 to 1.
     gray = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
     transform = image_classification_augmentation((60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"})
-    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # PIL truncates float values
+    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # in PIL images, floats are truncated
         torch.manual_seed(0)
         image = transform(floats)
         torch.manual_seed(0)

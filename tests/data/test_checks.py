@@ -1,4 +1,4 @@
-"""Checks before training: unreadable images, and the choice of held-out images."""
+"""Test the checks before training: detection of unreadable images, and the choice of held-out images."""
 
 from collections import Counter
 from io import BytesIO
@@ -22,7 +22,7 @@ from .errors import expect_error
 def damaged(tmp_path: Path) -> Dataset:
     """Write six images in two classes: a/1.jpg is truncated, b/1.jpg contains text and b/2.jpg is empty."""
     write_pictures(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(3)))
-    # This image is large enough to be decoded in part after truncation.
+    # This image is large enough to be decoded partially after truncation.
     picture(0, (200, 200)).save(tmp_path / "a" / "1.jpg")
     truncate(tmp_path / "a" / "1.jpg", 0.9)
     (tmp_path / "b" / "1.jpg").write_text("<html>not found</html>")
@@ -59,7 +59,7 @@ def test_images_that_are_no_files_are_named_too(monkeypatch):
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train cannot be decoded")
     assert unreadable[3] == "image 3 of train is missing. Add it, or remove its row."
-    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # limit above which PIL refuses images
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # PIL rejects images with more pixels
     assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
 
 

@@ -1,4 +1,4 @@
-"""Joint augmentation of training images and their targets."""
+"""Test the joint augmentation of training images and their dense targets."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch
 
 
 def draws(target: dict[str, Tensor], count: int = 20, size: tuple[int, int] = (96, 128), **options: Any) -> list[dict]:
-    """Return randomly augmented examples. Only the given options are enabled."""
+    """Return `count` random augmentations of an example. Only the given options are enabled."""
     transform = DenseAugmentation(size, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform({"image": PLACES, "file": "a.jpg", **target}) for _ in range(count)]
@@ -55,7 +55,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
 def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
     places = 1 + ROWS // 8
     masks = torch.stack([places == 3, places == 9, (places >= 9) & (places < 16)])
-    # Disabled, because redrawing crops dominated by one class would change all later random numbers.
+    # Accept crops with a single class, because redrawing such crops would change all later random numbers.
     options = {**options, "max_class_share": 1.0}
     labels = draws({"segmentation_map": places}, **options)
     depths = draws({"depth_map": places.float()}, **options)
@@ -115,7 +115,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(shape, size, keep_as
     for places, side in ((rows, 0), (columns, 1)):
         labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
         inside = labels[labels < 255]
-        # Size of an augmented pixel in pixels of the original image.
+        # Width or height of an augmented pixel, in pixels of the original image
         seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
@@ -129,7 +129,7 @@ def test_scales_places_and_mirror_images_are_drawn() -> None:
     assert 20 < (values > 8).sum() < 40  # upscaling and downscaling are equally likely
     shares = torch.stack([(example > 0).float().mean() for example in found])
     assert torch.allclose(shares, (8 / values).clamp(max=1) ** 2, atol=0.03)
-    # Places of crops and frames vary, and half of the examples are mirrored.
+    # The positions of crops and padding vary, and half of the examples are mirrored.
     larger = draws({"segmentation_map": COLUMNS}, scale_range=(2.0, 2.0))
     assert len({int(example["image"][0, 0, 0]) for example in larger}) > 10
     smaller = draws({"segmentation_map": COLUMNS}, scale_range=(0.5, 0.5))
@@ -148,7 +148,7 @@ def test_crops_of_one_class_are_drawn_anew() -> None:
 
     assert sum(share > 0.75 for share in shares(1.0)) > 30
     assert sum(share > 0.75 for share in shares(0.75)) < sum(share > 0.75 for share in shares(1.0)) / 2
-    # A crop with a single class or no class is accepted if there are no other crops.
+    # A crop with a single class or no class is accepted if the image has no better crop.
     for number in (0, 255):
         [example] = draws({"segmentation_map": torch.full_like(labels, number)}, count=1, max_class_share=0.5)
         assert (example["segmentation_map"] == number).all()

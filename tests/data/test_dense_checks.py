@@ -1,4 +1,4 @@
-"""Checks before training find invalid images and invalid targets."""
+"""Test that the checks before training find invalid images and invalid targets."""
 
 from pathlib import Path
 from typing import Any

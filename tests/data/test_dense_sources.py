@@ -1,4 +1,4 @@
-"""Datasets for segmentation and depth from all sources, and errors for invalid ones."""
+"""Test loading segmentation and depth datasets from all sources, and errors for invalid datasets."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def expected_maps(count: int) -> list[list]:
 
 
 def write_pairs(folder: Path, image: str, mask: str, count: int = 2) -> Path:
-    """Write images and masks to paths that contain the number of the pair as {}."""
+    """Write `count` pairs of image and mask. The placeholder {} in a path is replaced with the number of the pair."""
     samples.write_pictures(folder, *(image.replace("{}", str(number)) for number in range(count)))
     samples.write_masks(folder, *(mask.replace("{}", str(number)) for number in range(count)))
     return folder
@@ -57,7 +57,7 @@ def test_folders_give_images_masks_files_and_names_and_a_palette_reads_colors(tm
     assert (example["image"].mode, example["image"].size) == ("RGB", samples.SHAPE[::-1])
     assert torch.equal(example["segmentation_map"], torch.from_numpy(samples.class_map(1)).long())
     assert maps(data) == expected_maps(4)
-    # A palette beside the splits reads colors.
+    # The file palette.txt next to the image folders defines the class of each mask color.
     samples.write_pictures(tmp_path / "colors", "images/0.jpg")
     colors = np.array([[9, 8, 7], [0, 0, 255], [128, 0, 0]], np.uint8)
     labels = np.random.default_rng(0).integers(0, 3, samples.SHAPE)
@@ -78,7 +78,7 @@ def test_layouts_and_stems_are_recognized(tmp_path):
         (folder / images / "Thumbs.db").touch()
         data = load_masks(folder)
         assert (list(data.splits), maps(data, split)) == ([split], expected_maps(2))
-    # Words that all stems end in do not matter.
+    # An image and its mask are matched even if all image or all mask names have a common suffix.
     for image, mask in (("{}", "{}_L"), ("{}_0{}_leftImg8bit", "{}_0{}_gtFine_labelIds"), ("rgb_{}", "rgb_{}_mask")):
         folder = write_pairs(tmp_path / image, f"images/{image}.jpg", f"masks/{mask}.png", 3)
         assert maps(load_masks(folder)) == expected_maps(3)
@@ -189,7 +189,7 @@ def test_things_must_be_named_and_an_image_without_any_class_has_no_masks(tmp_pa
     expect_error(message, load_universal_segmentation, str(tmp_path))
     assert load_universal_segmentation(str(tmp_path), thing_names=[]).thing_ids == ()
     assert load_universal_segmentation(str(tmp_path), thing_names=["car", "sky"]).thing_ids == (0, 2)
-    # An image without any class has no masks.
+    # An image without labeled pixels has no masks.
     samples.write_pictures(tmp_path / "empty", "images/0.jpg")
     samples.write_image(tmp_path / "empty" / "masks" / "0.png", np.full(samples.SHAPE, 255, np.uint8))
     data = load_universal_segmentation(str(tmp_path / "empty"), class_names=NAMES, thing_names=["car"])
@@ -207,7 +207,7 @@ def test_panoptic_annotations_of_coco_are_read(tmp_path):
     assert example["class_labels"].tolist() == [1, 0, 0, 0]
     assert example["is_crowd"].tolist() == [False, False, False, True]
     assert np.array_equal(example["masks"].numpy(), np.stack([ids == number for number in (70000, 300, 5, 9)]))
-    # All segments must be listed.
+    # Every segment of a panoptic mask must be listed in its annotation.
     file = tmp_path / "annotations" / "panoptic_val2017.json"
     content = json.loads(file.read_text())
     content["annotations"][0]["segments_info"][1]["id"] = 301
@@ -222,7 +222,7 @@ MASKLESS = r"1 of 1 annotations in .*annotations\.json have no valid mask:\n  an
 
 
 def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
-    run_lengths = {"size": list(samples.SHAPE), "counts": [6, 12, 30]}  # mask that covers the second and third column
+    run_lengths = {"size": list(samples.SHAPE), "counts": [6, 12, 30]}  # mask of the second and third column
     samples.write_instances(
         tmp_path,
         SQUARE,
@@ -262,7 +262,8 @@ def test_bad_annotations_are_named(tmp_path):
         ({"category_id": 8}, "has annotations of categories that it does not define: 8"),
         ({"image_id": 99}, "has annotations of images that it does not define: 99"),
     ):
-        written = SQUARE | annotation  # in which None stands for a missing key
+        # A value of None removes the key.
+        written = SQUARE | annotation
         samples.write_instances(tmp_path, {key: value for key, value in written.items() if value is not None})
         expect_error(message, load_universal_segmentation, str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Masks and depth maps in files, and the class names of masks."""
+"""Test reading masks and depth maps from files, and the class names of masks."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
     image = PILImage.fromarray(numbers.astype(dtype))
     if mode == "P":
-        image.putpalette([9, 9, 9] * 256)  # all palette entries have the same color
+        image.putpalette([9, 9, 9] * 256)  # the colors of the palette do not matter
     assert image.mode == mode
     file = "TIFF" if mode == "I" else "PNG"
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()

@@ -1,4 +1,4 @@
-"""Joint augmentation of training images and boxes."""
+"""Test the joint augmentation of training images and boxes."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
 def paint() -> Tensor:
-    """Return an image of a red and a green object, each with a blue mark at its center."""
+    """Return an image with a red and a green object. Each object has a blue mark at its center."""
     image = torch.zeros(3, 180, 240, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in enumerate(BOXES.int().tolist()):
         image[channel, y1:y2, x1:x2] = 255
@@ -34,7 +34,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", "boxes": BOXES, "class_labels": to
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Return randomly augmented examples. Only the given options are enabled."""
+    """Return `count` random augmentations of an example. Only the given options are enabled."""
     transform = DetectionAugmentation(SIZE, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
@@ -79,7 +79,7 @@ def test_objects_are_cut_away_one_by_one_and_those_without_a_pixel_and_crowds_ar
     crowd = {**EXAMPLE, "is_crowd": torch.tensor([True, False]), "areas": torch.tensor([5600.0, 4000.0])}
     [example] = draws(1, crowd)
     assert example["class_labels"].tolist() == [1]
-    assert not {"is_crowd", "areas"} & example.keys()  # areas of the original image would be wrong after augmentation
+    assert not {"is_crowd", "areas"} & example.keys()  # augmentation would invalidate the areas
 
 
 def test_images_of_any_size_are_taken() -> None:
@@ -116,7 +116,7 @@ def test_crops_around_objects_enlarge_them_and_leave_one() -> None:
     [plain] = draws(1)
     found = draws(40, iou_crop=1.0)
     changed = [example for example in found if not torch.equal(example["image"], plain["image"])]
-    assert 15 < len(changed) < 40  # the whole image is one of the random choices
+    assert 15 < len(changed) < 40  # some draws keep the whole image
     assert all(len(example["boxes"]) > 0 for example in found)
     areas = torch.cat([(box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) for box in (e["boxes"] for e in changed)])
     assert areas.mean() > 2 * (70 * 80 * 128 * 96 / (240 * 180))

@@ -1,4 +1,4 @@
-"""Collation of examples with objects and keypoints into model inputs."""
+"""Test the collation of examples with objects and keypoints into model inputs."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def picture(width: int) -> Image.Image:
 
 
 def objects(width: int, *numbers: int) -> dict[str, Any]:
-    """Return an example of height 30 with one object per class number. The last object is a crowd."""
+    """Return an example with an image of 30 x `width` pixels and one object per class number, the last one a crowd."""
     boxes = torch.tensor([[4.0 * number, 3.0, 4 * number + 8, 18] for number in numbers]).reshape(-1, 4)
     crowds = torch.tensor([number == numbers[-1] for number in numbers], dtype=torch.bool)
     target = {"boxes": boxes, "class_labels": torch.tensor(numbers, dtype=torch.int64), "is_crowd": crowds}
@@ -65,7 +65,7 @@ def test_augmented_images_are_only_normalized_and_others_padded() -> None:
         assert torch.equal(restored[index], dataset[index]["image"])
         assert torch.equal(batch["labels"][index]["class_labels"], dataset[index]["class_labels"])
         check_normalized(batch["labels"][index], dataset[index]["boxes"], 32, 40)
-    # Images of several sizes are padded, and boxes stay shares of their image.
+    # Images of different sizes are padded. Boxes are normalized by the size of their image without padding.
     padding = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=2)
     batch = ObjectDetectionCollator(padding)([objects(24, 0, 1), objects(40, 0, 1)])
     assert batch["pixel_values"].shape == (2, 3, 30, 40)
@@ -115,13 +115,14 @@ def test_objects_are_cut_out_as_by_an_augmentation_that_changes_nothing() -> Non
     still = KeypointAugmentation((32, 24), scale_range=(1.0, 1.0), **off)
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
     assert learned.keys() == {"pixel_values", "labels"}
-    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding errors
+    # Augmented uint8 pixels differ by rounding errors.
+    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5
     assert torch.allclose(learned["labels"], batch["labels"], atol=1e-4)
     assert batch["labels"].shape == (2, 3, 3)
     assert batch["files"] == ["40.jpg", "32.jpg"]
     for target, example in zip(batch["targets"], POSES, strict=True):
         assert target == {name: example[name] for name in ("keypoints", "box", "area", "image_id")}
-    # Crops of an augmentation are only normalized.
+    # The collator does not crop augmented examples again; it only normalizes them.
     transform = KeypointAugmentation((32, 24))
     examples = [transform(example) for example in POSES]
     batch = KeypointDetectionCollator(CROPPING)(examples)

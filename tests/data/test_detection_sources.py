@@ -1,4 +1,4 @@
-"""Datasets for object detection from all sources, and errors for invalid ones."""
+"""Test loading object detection datasets from all sources, and errors for invalid datasets."""
 
 import math
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def coco_plain_names(folder: Path) -> None:
 
 
 def coco_of_roboflow(folder: Path, *others: dict[str, Any]) -> None:
-    """Write files with an unused heading of the categories, and with other unused categories."""
+    """Write COCO files in which, as in files of Roboflow, the first category is an unused supercategory."""
     heading = {"id": 0, "name": "pet", "supercategory": "none"}
     for split, place in VALID.items():
         scenes.write_scenes(folder, {split: place})
@@ -85,7 +85,7 @@ def voc_beside_images(folder: Path) -> None:
 
 
 def voc_with_parts(folder: Path) -> None:
-    voc_beside_images(folder)  # parts of objects are not loaded as objects
+    voc_beside_images(folder)  # parts of objects are not objects
     part = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
     (folder / "train" / "c.xml").write_text(scenes.voc_xml(scenes.SCENES["train"][2], part))
 
@@ -96,7 +96,7 @@ def voc_in_folders(folder: Path) -> None:
 
 
 def write_yolo(folder: Path, places: dict[str, str], file: str, text: str) -> None:
-    """Write images and labels to places, and a file that describes the dataset."""
+    """Write YOLO images and labels, and a dataset file with the given text. `places` maps a split to its path."""
     scenes.write_scenes(folder, {split: place.format("images") for split, place in places.items()})
     scenes.write_yolo_labels(folder, {split: place.format("labels") for split, place in places.items()})
     (folder / file).write_text(text)
@@ -146,7 +146,7 @@ def test_every_layout_gives_the_same_targets(tmp_path: Path, write: Callable[[Pa
 
 
 def as_structs(labels: Any, convert: Callable[..., list], names: Callable[[str], Any]) -> Callable[[str], Dataset]:
-    """Return tables in which the objects of an image are a list of structs."""
+    """Return a function that makes the table of a split, in which the objects of an image are a list of structs."""
     kind = List({"bbox": List(Value("float32"), length=4), "category": labels})
 
     def table(split: str) -> Dataset:
@@ -271,7 +271,7 @@ def test_classes_and_images_of_voc_are_those_of_its_files(tmp_path: Path, caplog
     assert "Ignored 1 images without an XML file" in caplog.text
     (tmp_path / "train" / "c.png").unlink()
     expect_error(r"1 of 2 XML files do not have exactly one image.*\n  .*c\.xml: none", load, tmp_path)
-    # Class names may be given, in any order.
+    # The order of given class names sets the class numbers.
     voc_beside_images(tmp_path / "given")
     example = load(tmp_path / "given", class_names=["dog", "cow", "cat"]).examples("train")[0]
     assert example["class_labels"].tolist() == [0, 2]
@@ -312,7 +312,7 @@ def test_bad_lines_and_descriptions_of_yolo_are_named(tmp_path: Path) -> None:
 
 
 def with_annotation(folder: Path, **changes: Any) -> Path:
-    """Write the scenes as files, with changes to the annotation of the last image."""
+    """Write the scenes as COCO files, in which `changes` replaces fields of the first training annotation."""
     annotations = scenes.coco_content("train")["annotations"]
     return scenes.write_coco_boxes(folder, annotations=[{**annotations[0], **changes}, *annotations[1:]])
 
@@ -342,7 +342,7 @@ def test_images_of_coco_must_exist_and_have_the_size_that_annotations_say(tmp_pa
     scenes.write_coco_boxes(tmp_path)
     file = tmp_path / "train" / "images" / "a.png"
     file.write_bytes(b"no image")
-    assert len(load(tmp_path).splits["train"]) == 3  # images are decoded later
+    assert len(load(tmp_path).splits["train"]) == 3  # images are decoded on access
     with pytest.raises(OSError, match=r"a\.png is not an image"):
         load(tmp_path).examples("train")[0]
     write_image(file, picture(0, (30, 40)))
@@ -370,7 +370,7 @@ def test_boxes_are_clipped_or_dropped_where_that_is_asked(tmp_path: Path, caplog
     assert load(source, box_errors="drop").examples("train")[2]["boxes"].tolist() == [[1, 2, 4, 6]]
     assert "0 were clipped to the image, 3 were removed" in caplog.text
     expect_error("box_errors='fix' is unknown", load, source, box_errors="fix")
-    # What rounding puts outside is cut off without a message.
+    # A box that exceeds the image by a rounding error is clipped without a warning.
     caplog.clear()
     example = load(with_annotation(tmp_path, bbox=[-0.5, 0, 25, 12])).examples("train")[2]
     assert example["boxes"].tolist() == [[0, 0, 24, 12]]

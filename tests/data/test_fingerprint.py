@@ -1,4 +1,4 @@
-"""Fingerprints of datasets depend on the content of the files, not on their location."""
+"""Test that the fingerprint of a dataset depends on the content of its files, not on their location."""
 
 import shutil
 from pathlib import Path

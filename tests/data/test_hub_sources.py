@@ -1,4 +1,4 @@
-"""All data loaders download datasets from the Hub by name. They run in one new process."""
+"""Test that all data loaders download datasets from the Hub by name. The loaders run in one new process."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..helpers.hub import serve
 from ..helpers.object_files import NAMES, SCENES, boxes_table
 
 
-# A new process, because huggingface_hub reads the address of the Hub at import.
+# The loaders run in a new process, because huggingface_hub reads the address of the Hub at import.
 CODE = """
 import json, sys
 from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation

@@ -1,4 +1,4 @@
-"""Images with captions from all sources. All captions of an image are grouped in one example."""
+"""Test loading images with captions from all sources. All captions of an image are grouped in one example."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ CAPTIONS = [["a dog", "it runs"], ["two cats"], ["a car", "it is red"]]
 
 
 def by_file(data: TargetData, split: str = "train") -> dict[str, list[str]]:
-    """Return the captions of each image file, in order."""
+    """Return the captions of each image, keyed by file name."""
     rows = data.splits[split]
     return {Path(row["file"]).name: row["captions"] for row in rows.select_columns(["file", "captions"])}
 

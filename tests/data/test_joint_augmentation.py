@@ -1,4 +1,4 @@
-"""Properties shared by the joint augmentations of images with masks, boxes and keypoints."""
+"""Test the properties that the joint augmentations of images with masks, boxes and keypoints share."""
 
 import pickle
 from typing import Any
@@ -19,7 +19,7 @@ IMAGE = torch.stack([COLUMNS, ROWS, 0 * ROWS]).to(torch.uint8)
 BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
 OFF: dict[str, Any] = {"scale_range": (1.0, 1.0), "horizontal_flip": 0.0}
-# For each augmentation class: an example target, and the options that disable all augmentations.
+# Maps each augmentation class to an example target and the options that disable all augmentations.
 KINDS: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {
     DenseAugmentation: ({"segmentation_map": COLUMNS}, {"max_class_share": 1.0, "max_rotation": 0.0}),
     DetectionAugmentation: ({"boxes": BOXES, "class_labels": torch.tensor([0, 1])}, {}),

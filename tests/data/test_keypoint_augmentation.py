@@ -1,4 +1,4 @@
-"""Joint augmentation of object crops and keypoints."""
+"""Test the joint augmentation of object crops and keypoints."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ CHANGES: list[dict[str, Any]] = [
     {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2}
 ]  # fmt: skip
 BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
-# Left, right, middle and unlabeled keypoint.
+# The left, right, middle and unlabeled keypoint, each as (x, y, visibility)
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
 PAIRS = ((0, 1),)
 
 
 def paint() -> Tensor:
-    """Return an image with a red, a green and a blue spot at the first three keypoints."""
+    """Return an image with a red, a green and a blue spot at the first, second and third keypoint."""
     rows, columns = torch.meshgrid(torch.arange(180.0), torch.arange(240.0), indexing="ij")
     blots = [(-((columns - x) ** 2 + (rows - y) ** 2) / 18).exp() for x, y, _ in KEYPOINTS[:3].tolist()]
     return (255 * torch.stack(blots)).round().to(torch.uint8)
@@ -36,7 +36,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", **TARGET}
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Return randomly augmented examples. Only the given options are enabled."""
+    """Return `count` random augmentations of an example. Only the given options are enabled."""
     transform = KeypointAugmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
@@ -61,7 +61,7 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
             x, y, visibility = keypoints[number].tolist()
             if visibility == 0:
                 assert keypoints[number].tolist() == [0, 0, 0]
-                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the spot is outside of the crop
+                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the spot is outside the crop
                 continue
             assert visibility == KEYPOINTS[channel, 2]
             assert image[channel, round(y), round(x)] > 200
@@ -75,13 +75,14 @@ def test_a_crop_without_any_change_is_that_of_the_image_processor() -> None:
     height, width = SIZE
     raw = {"do_affine_crop": True, "do_rescale": False, "do_normalize": False}
     processor = HfViTImageProcessor(size={"height": height, "width": width}, **raw)
-    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # box of an object, box of the whole image
+    # The first box surrounds the object, the second box the whole image.
+    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):
         for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
             [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
             expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
             assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding errors
             assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
-    # What is no longer true is left out, and an example needs no labeled keypoint.
+    # The original box and area are removed after augmentation. Examples without labeled keypoints are accepted.
     [example] = draws(1)
     assert example.keys() == {"image", "keypoints", "file", "image_id"}
     [example] = draws(1, {**EXAMPLE, "keypoints": torch.zeros(4, 3)}, horizontal_flip=1.0)
@@ -89,9 +90,9 @@ def test_a_crop_without_any_change_is_that_of_the_image_processor() -> None:
 
 
 def similarities(**options: Any) -> Tensor:
-    """Return scale, angle in degrees and shift (x, y) in pixels from original to augmented keypoints."""
+    """Return the scale, rotation in degrees and shift (x, y) in pixels of 60 random augmentations."""
     [plain, *found] = [example["keypoints"][:2, :2].double() for example in draws(1) + draws(60, **options)]
-    points = torch.stack(found)  # (60, 2, 2)
+    points = torch.stack(found)  # shape (60, 2, 2)
     (x, y), (old_x, old_y) = (points[:, 1] - points[:, 0]).unbind(dim=1), plain[1] - plain[0]
     scales = torch.hypot(x, y) / torch.hypot(old_x, old_y)
     angles = torch.rad2deg(torch.atan2(y, x) - torch.atan2(old_y, old_x))

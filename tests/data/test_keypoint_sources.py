@@ -1,4 +1,4 @@
-"""Datasets for keypoint detection from all sources, and errors for invalid ones."""
+"""Test loading keypoint detection datasets from all sources, and errors for invalid datasets."""
 
 import csv
 import math
@@ -238,7 +238,7 @@ def test_keypoints_in_shares_of_the_image_are_refused(tmp_path: Path, offset: fl
     relative = [{**own, "keypoints": values} for own, values in zip(ANNOTATIONS, keypoints, strict=True)]
     source = write_coco(tmp_path / "coco", annotations=relative)
     expect_error("8 of 8 labeled keypoints have x and y between 0 and 1", load, source, box_errors="clip")
-    # A missing keypoint at the first pixel is no share.
+    # A missing keypoint at (0, 0) is not mistaken for a normalized coordinate.
     rows = [("images/a.png", 0, 0, 5, 6), ("images/b.png", 1, 0, 9, 9)]
     assert len(load(write_landmarks(tmp_path, ["x1", "y1", "x2", "y2"], *rows)).splits["train"]) == 2
 
@@ -275,7 +275,7 @@ def test_names_say_what_a_mirror_image_swaps_and_what_is_assumed(caplog) -> None
     assert "A horizontal flip swaps keypoints of equal numbers: 'left_brow_1,right_brow_1'" in caplog.text
     assert flip_pairs_of(["a", "b"]) == ()
     assert "a horizontal flip swaps none" in caplog.text
-    # Landmarks of iBUG are mirrored by their positions.
+    # For the 68 iBUG landmarks, the flip pairs follow from the positions in the face, not from the names.
     counts = {"jaw": 17, "right_brow": 5, "left_brow": 5, "nose": 9, "right_eye": 6, "left_eye": 6, "mouth": 20}
     pairs = flip_pairs_of([f"{part}_{number}" for part, count in counts.items() for number in range(count)])
     assert {(0, 16), (17, 26), (21, 22), (36, 45), (40, 47), (41, 46), (48, 54), (60, 64), (65, 67)} <= set(pairs)
@@ -293,7 +293,7 @@ def test_pairs_and_sigmas_of_keypoints(tmp_path: Path) -> None:
         (["0,1", "1,2"], "flip_pairs contains 'left_ear' more than once"),
     ):
         expect_error(message, flip_pairs_of, NAMES, given)
-    # Keypoints of COCO have its sigmas in any order.
+    # COCO keypoints in any order get the COCO sigmas of their names.
     names = list(COCO_SIGMAS)[::-1]
     annotation = {**ANNOTATIONS[0], "keypoints": [5, 5, 2] * 17}
     person = {"id": 5, "name": "person", "keypoints": names, "skeleton": []}

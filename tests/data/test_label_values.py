@@ -1,4 +1,4 @@
-"""Multi-label and regression targets: detection of the problem type, reading of labels, and errors."""
+"""Test multi-label and regression targets: detection of the problem type, reading of labels, and errors."""
 
 import json
 import math
@@ -59,13 +59,14 @@ def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     expect(read(table, label_separator=separator), FLAGS, ["cat", "dog", "fox"], expected)
     if separator in "|;,":
         expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
-    for problem_type in (SINGLE, None):  # in single-label data, an empty label is a missing label
+    for problem_type in (SINGLE, None):  # an empty label in single-label data is missing
         expect_error("missing", load_image_classification, str(table), problem_type=problem_type)
 
 
 @pytest.mark.parametrize("mark", ["|", ",", ";"])
 def test_names_are_one_label_each_unless_several_are_asked_for(mark: str, tmp_path: Path) -> None:
-    names = [f"a{mark}b", f"b{mark}c", "c"]  # several of these names have parts in common
+    # The names a{mark}b and b{mark}c share the part b.
+    names = [f"a{mark}b", f"b{mark}c", "c"]
     table = write_table(tmp_path, "file,label", *(f'"{name}"' for name in (*names, "c")))
     assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == names
     expected = [[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 1]]

@@ -1,4 +1,4 @@
-"""Circular links, and truncated or concatenated archives: nothing is read twice or skipped without a message."""
+"""Test circular links and damaged archives: no file is read twice or skipped without a message."""
 
 import gzip
 import os
@@ -49,7 +49,7 @@ def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
     assert places == ["cats/1.png", "more/2.png", "more/deep/3.png"]
     link(folder / "all", store)
     assert len(files_below(folder)) == 3
-    # A folder that belongs to two classes is refused.
+    # A linked folder that belongs to two classes raises an error.
     write_pictures(tmp_path / "two", "photos/cat/1.png", "photos/dog/2.png")
     link(tmp_path / "two" / "photos" / "cat" / "more", tmp_path / "two" / "photos" / "dog")
     message = r"photos/dog belong to two classes, 'cat' and 'dog'"
@@ -66,7 +66,7 @@ def damaged(content: bytes, offset: int) -> bytes:
     return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
 
-# Damages to the content of a tar file, given the offsets of its members.
+# Functions that damage the content of a tar file, given the offsets of its members
 DAMAGES: dict[str, Callable[[bytes, list[int]], bytes]] = {
     "cut at a header": lambda content, offsets: content[: offsets[2]],
     "cut in a header": lambda content, offsets: content[: offsets[2] + 100],

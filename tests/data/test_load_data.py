@@ -1,4 +1,4 @@
-"""Loading of training and evaluation data: order of checks, skipped images, held-out images and sampling."""
+"""Test loading training and evaluation data: order of checks, skipped images, held-out images and sampling."""
 
 import json
 from functools import partial
@@ -91,7 +91,8 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
     label2id = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}
     name, split = load_evaluated(photos, args, None, label2id)
     assert (name, split.features["label"].names) == ("test", list(label2id))
-    assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
+    # Images are in the order of their class folders: cat, dog, fox.
+    assert split["label"][:] == [2, 2, 3, 3, 0, 0]
     message = r"The model has no classes dog, fox of .*photos; its classes are cat, cow"
     expect_error(message, load_evaluated, photos, args, "test", {"cat": 0, "cow": 1})
     expect_error(r"has no split 'val'. Choose test or train", load_evaluated, photos, args, "val", label2id)

@@ -1,4 +1,4 @@
-"""Masks and crops for masked image modeling, and the order and length of image streams."""
+"""Test masks and crops for masked image modeling, and the order and length of image streams."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from ..helpers.models import small_config
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # starts worker processes
+pytestmark = pytest.mark.slow  # the tests start worker processes
 
 
 NUM_IMAGES = 11
@@ -99,7 +99,7 @@ def test_a_stream_gives_every_image_once_in_each_epoch_in_an_order_by_its_seed(p
     assert all(sorted(files) == sorted(os.listdir(photos)) for files in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert len({example["drawn"] for example in examples}) == len(examples)
-    # The order depends on the seed alone.
+    # The order of the stream depends only on its seed, not on the global random generator.
     state = torch.get_rng_state()
     first, again, other = (list(islice(streamed(photos, keep_file, seed=seed), 15)) for seed in (0, 0, 1))
     assert first == again
@@ -121,8 +121,8 @@ def test_worker_processes_share_a_stream_that_is_long_enough(photos: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # More, equally many or fewer shards than processes. The last two cases of 2 shards have shards of 6 and 5 images.
-    # With 3 processes, two of them share the shard of 6 images.
+    # There are more, equally many or fewer shards than processes. If there are 2 shards, they have 6 and 5 images.
+    # With 2 shards and 3 processes, two processes share the shard of 6 images.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
@@ -176,9 +176,9 @@ def test_a_damaged_or_missing_image_of_a_stream_stops_it_or_is_left_out(photos, 
     assert len(set(files)) == NUM_IMAGES - 1
     assert "03.png" not in files
     assert "03.png" in caplog.text
-    # A missing image is handled in the same way.
+    # A missing image is handled in the same way as an unreadable one.
     rows = tmp_path / "rows"
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(rows / "train.parquet")
     expect_error("an image is missing", list, islice(streamed(rows, keep_file), 4))
-    # The stream has returned the images of two epochs.
+    # If the missing image is skipped, the stream can return more images than an epoch has.
     assert len(list(islice(streamed(rows, keep_file, skip_unreadable=True), 4))) == 4

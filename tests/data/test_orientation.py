@@ -1,4 +1,4 @@
-"""Images are rotated by their EXIF orientation, and annotations of the stored image are rotated with them."""
+"""Test that images are rotated by their EXIF orientation, together with annotations of the stored image."""
 
 import json
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from .errors import expect_error
 
 
 Turn = PILImage.Transpose
-# EXIF orientation -> transformation from the displayed to the stored image.
+# Maps an EXIF orientation to the transformation from the displayed to the stored image.
 STORE = {
     2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_90,
     7: Turn.TRANSVERSE, 8: Turn.ROTATE_270
 }  # fmt: skip
 WIDE, SQUARE = (12, 8), (10, 10)
-BOX = (1, 2, 5, 7)  # x1, y1, x2, y2 in the displayed image
+BOX = (1, 2, 5, 7)  # (x1, y1, x2, y2) in the displayed image
 POINTS = [(2, 3, 2), (4, 5, 1), (0, 0, 0)]
 COLOR = (250, 10, 20)
 FRAMES = ("stored", "displayed")
@@ -54,7 +54,7 @@ def tagged(orientation: int) -> PILImage.Exif:
 
 
 class Scene:
-    """An image with a colored box. The annotation refers to the image as stored or as displayed."""
+    """An image with a colored box, whose annotation refers to the stored or to the displayed image."""
 
     def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
@@ -123,7 +123,7 @@ def check_masks(scene: Scene, example: dict[str, Any]) -> None:
 
 
 def check_maps(scene: Scene, example: dict[str, Any]) -> None:
-    if "masks" in example:  # universal segmentation has one mask per class
+    if "masks" in example:  # one mask per class, as in universal segmentation
         assert np.array_equal(example["masks"][1].numpy(), scene.labels == 1)
     else:
         assert np.array_equal(
@@ -163,7 +163,7 @@ def panoptic(folder: Path, scene: Scene) -> Loader:
 
 
 def of_coco(load: Loader, annotate: Callable[..., dict], has_size: bool = True, **category: Any) -> Writer:
-    """Return a writer of COCO files."""
+    """Return a function that writes a COCO file of a scene."""
 
     def write(folder: Path, scene: Scene) -> Loader:
         write_coco(folder, scene, annotate(scene), has_size, **category)

@@ -1,4 +1,4 @@
-"""Unlabeled images from all sources, as lists and as streams."""
+"""Test loading unlabeled images from all sources, as datasets and as streams."""
 
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..helpers import datasets as samples
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # starts worker processes
+pytestmark = pytest.mark.slow  # the tests start worker processes
 
 
 def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
@@ -26,7 +26,7 @@ def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
 
 
 def pixels_of(rows: Dataset) -> list[bytes]:
-    """Return the sorted pixels of the images in a dataset, which may be encoded or decoded."""
+    """Return the RGB pixels of each image in a dataset as bytes, sorted."""
     images = rows.cast_column("image", rows.features["image"].__class__())["image"]
     return sorted(image.convert("RGB").tobytes() for image in images)
 
@@ -75,7 +75,7 @@ def test_layouts_and_columns_of_classifiers_tell_their_classes(tmp_path: Path) -
     for name, expected in {**numbers, "unlabeled": None}.items():
         train = load_unlabeled_images([str(tmp_path / name)])["train"]
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
-    # Columns of a table may be given.
+    # The image and label columns of a table can be set.
     samples.write_pictures(tmp_path / "given", "1.png", "2.png")
     (tmp_path / "given" / "train.csv").write_text("photo,breed\n1.png,poodle\n2.png,beagle\n")
     columns = {"image_column_name": "photo", "label_column_name": "breed"}
@@ -91,7 +91,7 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
     sources = [str(tmp_path / name) for name in ("animals", "streets", "more.parquet")]
     splits = load_unlabeled_images(sources)
     assert {name: len(split) for name, split in splits.items()} == {"train": 8 + 4 + 3, "validation": 2, "test": 4}
-    # Class numbers are dropped, because those of different sources are not comparable.
+    # Class numbers are dropped, because class numbers of different sources are not comparable.
     assert splits["train"].column_names == ["image", "file", "number"]
     assert splits["train"]["number"][:] == list(range(15))
     assert pixels_of(splits["train"]) == sorted(

@@ -1,4 +1,4 @@
-"""Data files with unusual contents are read as intended or raise an error."""
+"""Test that data files with unusual contents are read as intended or raise an error."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def crowds(source: Path) -> list[bool]:
 
 
 def marked(folder: Path, crowd: Any, single: Any) -> Path:
-    """Write COCO annotations of which one is marked as a crowd."""
+    """Write COCO annotations with the `iscrowd` value `crowd` for the second object and `single` for all others."""
     annotations = scenes.coco_content("train")["annotations"]
     marks = [{**annotation, "iscrowd": crowd if n == 1 else single} for n, annotation in enumerate(annotations)]
     return scenes.write_coco_boxes(folder, annotations=marks)
@@ -103,7 +103,7 @@ def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.
     assert data.notes == ("1 exact duplicates of boxes with the same image and class were removed.",)
     assert plain.notes == ()
     assert "1 exact duplicates of boxes" in caplog.text
-    # An equal box of another class, or of a crowd, is a separate object.
+    # A box with the coordinates of another box is a separate object if it has another class or is a crowd.
     apart = load_object_detection(str(scenes.write_coco_boxes(tmp_path, annotations=[*annotations, *others[1:]])))
     assert sum(map(len, apart.splits["train"]["boxes"])) == len(annotations) + 2
     assert apart.notes == ()
@@ -230,7 +230,7 @@ def test_shards_that_are_missing_are_named(tmp_path: Path, first: int) -> None:
     message = rf"(?s)1 shards of the data are missing:\n  {tmp_path}/train-0000{first + 1}-of-00003\n.*rename"
     for load in (load_image_classification, stream_image_classification, lambda path: load_unlabeled_images([path])):
         expect_error(message, load, str(tmp_path))
-    # A single shard is loaded if its path is given.
+    # A single shard can be loaded by its path.
     assert len(load_image_classification(str(tmp_path / names[0]))["train"]) == 2
 
 

@@ -1,4 +1,4 @@
-"""Datasets for image classification from all sources, and errors for invalid ones."""
+"""Test loading image classification datasets from all sources, and errors for invalid datasets."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def load(source: Path, **options) -> DatasetDict:
 
 
 def names(splits: DatasetDict, split: str) -> list[str]:
-    """Return the class name of each example."""
+    """Return the class name of each example in a split."""
     feature = splits[split].features["label"]
     return [feature.names[label] for label in splits[split]["label"]]
 
@@ -72,7 +72,8 @@ def test_idx_files_give_their_pixels_and_labels(tmp_path, place, packed, options
 
 def test_of_several_idx_files_the_unpacked_are_read_and_several_sets_are_refused(tmp_path):
     write_idx(tmp_path / "letters", "train", [1, 2, 3])
-    assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]  # class numbers become names, from whichever number
+    # Class numbers become class names, and need not start at 0.
+    assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
     write_idx(tmp_path, "train", [1, 2, 3], prefix="qmnist-")
     expect_error(r"idx files of several datasets: '.*/MNIST/raw', '.*/qmnist-'\. Give the fol", load, tmp_path)
@@ -134,7 +135,7 @@ def test_parquet_without_the_metadata_of_datasets(tmp_path):
     splits = load(tmp_path)
     assert (by_split(splits), classes(splits)) == ({"train": list("202"), "test": list("022")}, ["0", "2"])
     assert np.array_equal(np.asarray(splits["test"][1]["image"]), np.asarray(picture(1)))
-    # Truncated and empty files are named.
+    # The error names the truncated or empty file.
     dataset_of([0, 1], ["dog", "cat"]).to_parquet(tmp_path / "train.parquet")
     dataset_of([0, 1], ["dog", "cat"]).select([]).to_parquet(tmp_path / "test.parquet")
     expect_error(r"'test' cannot be read from '.*/test.parquet': .*no data", load, tmp_path)
@@ -189,7 +190,7 @@ def test_csv_with_usual_columns_and_tables_of_other_kinds(tmp_path):
     for name in ("tabs.tsv", "semicolons.csv", "bom.csv", "lines.jsonl"):
         splits = load(tmp_path / name)
         assert (names(splits, "train"), classes(splits)) == (["10", "9", "10"], ["9", "10"])
-    # A label is text, whatever it resembles.
+    # Labels are read as text, even if they look like numbers or missing values.
     for label in ("NA", "null", "None", "nan", "007"):
         write_csv(tmp_path / "list.csv", ["image", "label"], ["0.png", label], ["1.png", "1"])
         assert names(load(tmp_path / "list.csv"), "train") == [label, "1"]
@@ -264,7 +265,7 @@ def test_folders_of_splits_and_classes(tmp_path):
         assert by_split(splits) == {"train": ["a", "b", "b"], "validation": ["a"], "test": ["a", "b"]}
         # Images are sorted by name, so b/0.png is the first one.
         assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
-    # Class folders without splits are training data; a test split may be the only split.
+    # Class folders without splits become the training split. A test split may be the only split.
     write_pictures(tmp_path / "0", "train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG")
     write_pictures(tmp_path / "1", "test/b/0.png", "test/a/1.png")
     for name, expected in (("0", {"train": ["bus", "test-tube", "test-tube", "train"]}), ("1", {"test": ["a", "b"]})):
@@ -317,7 +318,8 @@ def test_what_is_left_out_of_a_folder_is_said_and_a_table_is_named(tmp_path, cap
         "because their images are not in class folders: 'test'"
     ):  # fmt: skip
         assert message in caplog.text
-    folder = tmp_path / "table"  # the error about a folder around a table names the table
+    # If a folder contains a table, the error gives the path of the table.
+    folder = tmp_path / "table"
     write_pictures(folder, "images/0.png", "images/1.png")
     write_csv(folder / "data.csv", ["image", "label"], ["images/0.png", "a"], ["images/1.png", "b"])
     expect_error(r"without a split in its name. Give the path of the table: '.*/data.csv'", load, folder)
@@ -386,7 +388,7 @@ def test_images_are_called_by_their_paths_or_numbers(tmp_path):
     file = tmp_path / "test.parquet"
     datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(file)
     assert load(file)["test"]["file"][:] == ["cat.png", *(f"image {n} of test" for n in (1, 2, 3))]
-    # Files stay with their images.
+    # File names stay with their images when datasets are split or shuffled.
     write_pictures(tmp_path / "own", *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
     train = load(tmp_path / "own")["train"]
     for split in (*hold_out(train, 0.5).values(), train.shuffle(seed=0).select(range(3))):

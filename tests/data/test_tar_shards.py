@@ -1,4 +1,4 @@
-"""WebDataset tar files as lists and as streams, with errors for invalid ones."""
+"""Test WebDataset tar files, loaded as datasets and as streams, and errors for invalid files."""
 
 import gzip
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # starts worker processes
+pytestmark = pytest.mark.slow  # the tests start worker processes
 
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
@@ -25,7 +25,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """Return the sorted keys and class names of all images."""
+    """Return the WebDataset key and class name of each image, sorted."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
@@ -103,7 +103,7 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert not held_out & set(trained)
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
     images = load_image_classification(str(tmp_path))["train"]
-    # The images are already loaded, so the source is not opened.
+    # The images are passed in, so a source on the Hub is not opened.
     for source in (str(tmp_path), "user/on-the-hub"):
         assert len(held_out_images_of_stream(images, source, 0.3)) == len(held_out)
 
@@ -123,7 +123,7 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
         assert sorted(row["label"] for row in stream.train) == train
         assert (stream.joined["test"]["label"][:] if test else []) == test
     held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
-    # One image of each class is held out, as for data that are not streamed.
+    # The split is stratified, as for datasets that are not streamed: one image of each class is held out.
     assert sorted(held_out.joined["validation"]["label"]) == [0, 1]
     assert len(list(held_out.train)) == 6
 
@@ -139,7 +139,7 @@ def test_images_without_labels_come_from_tar_files_too_but_not_beside_images(tmp
     assert load_unlabeled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
     assert len(list(stream_images([str(tmp_path / "only.tar")])["train"])) == 1
     expect_error("no column of a usual name", load_image_classification, str(tmp_path / "only.tar"))
-    # An archive beside its images is left alone.
+    # Tar files next to class folders are ignored.
     write_class_folders(tmp_path / "folders", ["cat", "dog"])
     write_tars(tmp_path / "folders", {"train": [1, 0]})
     assert find_tars(tmp_path / "folders") == {}

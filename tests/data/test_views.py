@@ -1,4 +1,4 @@
-"""Augmented views of whole batches: effect of each option."""
+"""Test the effect of each option on augmented views of whole batches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from .errors import expect_error
 
 NUMBERS = ("area", "ratio", "top", "left", "flip", "blur", "sigma", "jitter", "brightness", "contrast", "saturation")
 NUMBERS += ("hue", "gray", "solarize")
-# Options that disable all augmentations that are not always applied.
+# Options that disable all optional augmentations.
 PLAIN = {"area": 0.5, "ratio": 0.5, "top": 0.0, "left": 0.0, **dict.fromkeys(NUMBERS[4:], 0.5)}
 NO_COLORS = dict.fromkeys(("color_jitter", "grayscale", "blur", "solarize"), 0.0)
 

@@ -1,4 +1,4 @@
-"""Metrics of dense predictions: equal to reference implementations and to values computed by hand."""
+"""Test that metrics of dense predictions equal reference implementations and values computed by hand."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_semantic_scores_equal_hand_computed_ones_and_other_classes_are_refused(
     metric = SemanticSegmentationMetric(["a", "b", "c", "d"])
     target = [[0, 0, 0, 1], [1, 255, 255, 0]]
     prediction = [[0, 0, 1, 1], [1, 3, 0, 2]]
-    # Class c occurs only in predictions, and class d only in ignored pixels.
+    # Class c occurs only in the prediction. Class d is predicted only in ignored pixels.
     expected = {"mean_iou": (2 / 4 + 2 / 3 + 0) / 3, "pixel_accuracy": 4 / 6, "mean_accuracy": (2 / 4 + 1) / 2}
     expected["mean_dice"] = (4 / 6 + 4 / 5 + 0) / 3
     assert score(metric, (prediction, target)) == pytest.approx(expected)
@@ -88,7 +88,7 @@ def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() 
     metric = PanopticMetric(NAMES, THINGS)
     scores = score(metric, *images)
     reference = panoptic_reference(images, 4)
-    assert all(min(sums) > 0 for sums in reference.values())  # every kind of match and error occurs in the example
+    assert all(min(sums) > 0 for sums in reference.values())  # each class has all kinds of matches and errors
     quality = {label: iou / (tp + fp / 2 + fn / 2) for label, (iou, tp, fp, fn) in reference.items()}
     expected = {
         "pq": np.mean(list(quality.values())),
@@ -101,7 +101,7 @@ def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() 
     per_class = metric.per_class()
     assert per_class["cat"]["pq"] == pytest.approx(quality[2])
     assert math.isnan(per_class["ghost"]["pq"])
-    # Scores equal those of torchmetrics if every pixel has a segment.
+    # If every pixel belongs to a segment, the scores equal those of torchmetrics.
     pairs, judge = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
     info = [{"id": i, "label_id": i} for i in range(4)]
     for number in range(NUM_IMAGES):
@@ -148,10 +148,10 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_instance_scores_are_those_of_pycocotools() -> None:
-    """The reference is pycocotools, because torchmetrics ignores images without objects."""
+    """Compare with pycocotools, because torchmetrics ignores images without objects."""
     images = [dense.instance_image(number) for number in range(NUM_IMAGES)]
     images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
-    # Scores are distinct, because the reference sorts predictions of equal score by the order of images.
+    # Predictions get distinct scores, because the reference sorts ties by the order of images.
     for number, (prediction, _) in enumerate(images):
         prediction["scores"] = np.random.default_rng(number).random(len(prediction["scores"]))
     metric = InstanceMetric(NAMES, THINGS)

@@ -1,4 +1,4 @@
-"""Scores of features: equal to scikit-learn, with hyperparameters selected on training images, printed as a table."""
+"""Test the evaluation of features: agreement with scikit-learn, hyperparameter selection, and the printed table."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..helpers.pretraining import write_colors
 def test_average_precision_is_that_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, gallery = (torch.randn(count, 5, generator=generator) for count in (12, 40))
-    gallery[20:30] = gallery[:10]  # duplicates have exactly equal similarities
+    gallery[20:30] = gallery[:10]  # duplicates give tied similarities
     classes, others = (torch.randint(3, (count,), generator=generator) for count in (12, 40))
     found = retrieval_average_precision(queries, classes, gallery, others)
     similarity = F.normalize(queries, dim=1) @ F.normalize(gallery, dim=1).T
@@ -46,7 +46,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and classes. Features have different scales, and few of them depend on the class."""
+    """Return features and classes. Only 3 of the 40 features depend on the class, and features differ in scale."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, 3, count)
     features = generator.normal(size=(count, 40)).astype(np.float32)
@@ -67,7 +67,7 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
         assert accuracy >= (weaker == classes[held_out]).mean()
     assert np.array_equal(answers, classify(features, classes, others, strength))
     assert (answers == truth).mean() > 0.55  # chance level is 1/3
-    # The regularization does not depend on the evaluated images.
+    # The regularization strength does not depend on the evaluated images.
     assert probe(features, classes, others[:1])[1] == strength
     # Predictions of the probe do not depend on the scale of the features.
     answers = [probe(*draw_classes(120, scale, 0), draw_classes(50, scale, 1)[0])[0] for scale in (1, 1000)]
@@ -98,7 +98,7 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     truth, classes = (torch.tensor([numbers[label.as_py()] for label in t["label"]]) for t in (features, known))
     accuracy = (classify_by_neighbors(*tensors, classes) == truth).double().mean()
     assert scores["pixels"]["knn_accuracy"] == float(accuracy)
-    # Images of one color are easy to classify.
+    # Each image has a single color, so the images are easy to classify.
     assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8
     assert printed[0] == "21 test images and 36 train images of 3 classes"
     assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
@@ -115,7 +115,7 @@ def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Pa
     assert apart == again
     together = evaluate_features(*open_train_and_test([workplace / "features"]))
     for feature in ("mean", "pixels"):
-        # Other batch sizes change the rounding of features.
+        # The tolerance covers rounding errors of features, which depend on the batch size.
         assert apart["scores"][feature] == pytest.approx(together["scores"][feature], abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Feature extraction to files: correct values, resuming after a kill, two processes, bounded memory."""
+"""Test feature extraction to files: correct values, resuming after a kill, two processes, and bounded memory."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path, tmp_pat
         for name, value in expected.items():
             np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
         assert row["grid"] == [4, 4]
-        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # images have 32 x 32 pixels
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # 32 x 32 pixels
         assert len(row["untrained_mean"]) == len(row["mean"])
         assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
     splits = load_dataset(str(workplace / "features"), cache_dir=str(tmp_path))
@@ -137,7 +137,7 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     kinds, place = ", ".join(ALL), tmp_path / "features"
     assert said == [f"Saved features ({kinds}) of images (36 of train, 21 of test) to {place}"]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
-    del found["features.json"], expected["features.json"]  # contains the paths of the images
+    del found["features.json"], expected["features.json"]  # differs in the image paths
     assert found == expected
 
 
@@ -177,8 +177,8 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 200  # MiB that the second extraction writes
-    assert growth < 100  # MiB of memory, which varies by up to 50 MiB between runs
+    assert written > 200  # MiB written by the second extraction
+    assert growth < 100  # MiB of memory; varies by up to 50 MiB between runs
 
 
 def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(tmp_
     rows = rows_of(named, "train").to_pylist()
     found = [(row["file"], row["label"], len(row["cls"])) for row in rows]
     assert found == [(f"image {number} of train", label, 16) for number, label in enumerate(("ape", "zebra", None))]
-    # Unreadable images are named in the error, or skipped on request.
+    # Unreadable images raise an error that names them, unless they are skipped by an option.
     encoder = save_encoder(tmp_path / "encoder")
     write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
     truncate(tmp_path / "photos" / "b.png")

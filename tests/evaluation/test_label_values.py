@@ -1,4 +1,4 @@
-"""Multi-label and regression metrics: equal to scikit-learn, without images that lack a label."""
+"""Test that multi-label and regression metrics equal scikit-learn and exclude missing labels."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def filled(metric: LabelValueMetric, logits: np.ndarray, labels: np.ndarray) -> 
 
 def test_scores_of_several_labels_count_no_missing_labels() -> None:
     rng = np.random.default_rng(0)
-    # Logits are rounded, which creates ties.
+    # Logits are rounded to create ties.
     logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)
     metric = filled(MultiLabelMetric(NAMES), logits, labels)
     scores, answers = metric.compute(), logits > 0
@@ -35,7 +35,7 @@ def test_scores_of_several_labels_count_no_missing_labels() -> None:
         abs=1e-12,
     )
     assert metric.per_class()["b"]["f1"] == pytest.approx(metrics.f1_score(labels[:, 1], answers[:, 1]))
-    # Missing labels count for nothing.
+    # Missing labels are excluded from all scores.
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(N, K)), (rng.random((N, K)) < 0.4).astype(float)
     labels[rng.random((N, K)) < 0.3] = np.nan

@@ -1,4 +1,4 @@
-"""Classification metrics, scores reported by the Trainer, and output files of an evaluation."""
+"""Test classification metrics, scores reported by the Trainer, and output files of an evaluation."""
 
 import json
 from pathlib import Path

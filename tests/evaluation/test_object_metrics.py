@@ -1,4 +1,4 @@
-"""Metrics of boxes and keypoints: equal to the COCO evaluator and to values computed by hand."""
+"""Test that metrics of boxes and keypoints equal the COCO evaluator and values computed by hand."""
 
 import math
 from collections import defaultdict
@@ -47,7 +47,7 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 4 * seed)]
-    if seed == 3:  # more detections of a class than the metric evaluates
+    if seed == 3:  # more detections per class than are evaluated
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
     # Scores are distinct, because the reference orders images with tied scores differently.
@@ -69,7 +69,7 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
 def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: float) -> None:
-    """One box is exact (score 0.9), one is shifted (score 0.8, IoU 76 / 124 = 0.61), and one is a false positive."""
+    """Predict an exact box (score 0.9), a shifted box (score 0.8, IoU 76 / 124 = 0.61) and a false positive."""
     truth = target(BOX, [200, 10, 300, 110])
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])
@@ -96,7 +96,7 @@ def test_false_positives_areas_and_crowds_count() -> None:
     for turned in ([110, 110, 10, 10], [10, 110, 110, 10]):
         found = prediction((turned, 0.9), (BOX, 0.8))
         assert score(DetectionMetric(["cell"]), (found, target(BOX)))["map"] == pytest.approx(1 / 2)
-    # Areas and crowds are those of the target.
+    # The size range of an object depends on the area in the target if there is one, not on the box.
     for areas, size in (({}, "medium"), ({"areas": [900.0]}, "small")):
         image = prediction(([0, 0, 40, 40], 0.5)), target([0, 0, 40, 40], **areas)
         scores = score(DetectionMetric(["cell"]), image)
@@ -138,7 +138,7 @@ POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
 
 
 def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
-    """Return a prediction of the points `of`, each shifted by `moves` pixels, with keypoint scores `sure`."""
+    """Return a prediction of the points `of`. Point i is shifted by `moves[i]` pixels; all scores equal `sure`."""
     moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
     return {"keypoints": moved, "scores": np.full(len(of), sure)}
 
@@ -166,7 +166,7 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
         target["keypoints"] *= generator.random() < 0.9
     metric = KeypointMetric(KEYPOINTS, OKS_SIGMAS)
     scores = score(metric, *objects)
-    # Use the object order of the metric, which decides ties between objects that match equally well.
+    # Sort objects in the same way as the metric, because the order decides between equally good matches.
     objects.sort(key=lambda one: metric.record(*one)["rank"])
     truths, poses = defaultdict(list), defaultdict(list)
     for prediction, target in objects:
@@ -180,7 +180,7 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
 
 def test_oks_equals_hand_computed_ones() -> None:
     sigma, area = 0.1, 5000
-    # Shift of all keypoints that gives an object keypoint similarity (OKS) of 0.82.
+    # If each labeled keypoint is shifted by this length, the object keypoint similarity (OKS) is 0.82.
     off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)
     moved = found((off, 0), (0, off), (-off, 0), (999, 999))
     scores = score(KeypointMetric(FACE, [sigma] * 4), (moved, truth()))
@@ -191,7 +191,7 @@ def test_oks_equals_hand_computed_ones() -> None:
         right, wrong = found(sure=sure), found(*[(999, 999)] * 4)
         scores = score(KeypointMetric(FACE), (right, truth()), (wrong, truth(image_id=2)))
         assert scores["oks_ap"] == pytest.approx(oks_ap)
-    # Swapped objects in an image do not change OKS matching, but they change keypoint errors.
+    # OKS matches predictions to any object of an image. Keypoint errors compare each prediction with its own object.
     other = POINTS + np.array([500, 500, 0])
     for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
         swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]
@@ -214,7 +214,7 @@ def test_sigmas_of_people_are_those_of_coco_and_what_does_not_fit_is_refused() -
 
 def test_keypoint_scores_equal_hand_computed_ones() -> None:
     metric = KeypointMetric(FACE)
-    # The labeled keypoints are 60 pixels wide, so PCK accepts 12 pixels. The box area has a square root of 80.
+    # The labeled keypoints span 60 pixels, so PCK accepts errors up to 12 pixels. The square root of the box area is 80.
     scores = score(metric, (found((12, 0), (0, 13), (3, 4), (99, 99)), truth()))
     assert scores["pck"] == pytest.approx(2 / 3)
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / 80)
@@ -229,8 +229,9 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
     eyes_alone = POINTS * [[1], [1], [0], [0]]
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0
-    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no labeled nose
-    # Every labeled keypoint counts alike, and objects without a length do not count.
+    # The second object is excluded, because its nose is not labeled.
+    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)
+    # Each labeled keypoint has the same weight. Objects without a normalization length are excluded.
     one_off = found((15, 0))
     scores = score(KeypointMetric(FACE), (one_off, truth()), (found(of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == pytest.approx(4 / 5)

@@ -1,4 +1,4 @@
-"""Selection of the score threshold by F1 score: robust with few images, independent of their order."""
+"""Test the selection of score thresholds by F1 score: robust with few images, and independent of their order."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 def test_no_other_threshold_is_much_better(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
-    # Scores are rounded, which creates ties.
+    # Scores are rounded to create ties.
     scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)
     found = best_threshold(scores, correct, 150)
     assert found is not None
@@ -46,7 +46,7 @@ def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
         assert 0 <= found.value <= 1
         assert (values > found.value).tolist() == (torch.from_numpy(values) > found.value).tolist() == correct
         assert found.quality == 1
-    # It lies in the middle of a gap. Without a right prediction there is none.
+    # The threshold lies in the middle of a gap between scores. Without correct predictions, there is no threshold.
     assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
     assert best_threshold([0.9], [False], 3) is None
@@ -56,14 +56,16 @@ def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
     assert found is not None
     assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
-    # The threshold is robust to single objects: it is not simply the score with the maximum F1.
-    scores = np.linspace(0.9, 0.1, 81)  # first 40 all correct, next 20 half correct, others wrong
+    # The threshold is not simply the score with the maximum F1, which depends on single objects.
+    # The first 40 predictions are correct, half of the next 20 are correct, and all others are wrong.
+    scores = np.linspace(0.9, 0.1, 81)
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]
     found = best_threshold(scores, correct, 55)
     assert found is not None
     assert found.quality > 0.98 * max(curve)
-    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum is at the end of a plateau
+    # The maximum of F1 is at the end of a plateau, at a lower score than the threshold.
+    assert found.value > scores[int(np.argmax(curve))] + 0.01
 
 
 def chosen(metric: DetectionMetric) -> Any:
@@ -141,7 +143,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     assert (found.nms, found.quality) == (None, 1.0)
 
 
-@pytest.mark.parametrize("count", [9, 120])  # cross-fitting is used for 9 images
+@pytest.mark.parametrize("count", [9, 120])  # 9 images are few enough for cross-fitting
 def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
     for index in range(count):
@@ -151,7 +153,8 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
         metric.update([metric.record(both, truth(box))])
     found = chosen(metric)
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
-    assert found.quality == pytest.approx(1.0, abs=0.01)  # the middle of nearly equal thresholds is selected
+    # The tolerance allows for a threshold in the middle of several nearly equal ones.
+    assert found.quality == pytest.approx(1.0, abs=0.01)
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
 
@@ -180,7 +183,7 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: fl
 
     def segments(threshold: float) -> dict[str, Any]:
         info = [{"id": 1, "label_id": 0, "score": 0.9}]
-        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # wrong segments next to the correct one
+        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # wrong pixels next to the correct segment
         info += [{"id": 2, "label_id": 0, "score": 0.3}] if noise.any() else []
         if threshold not in right:
             return {"segmentation": np.zeros((20, 20), dtype=int), "segments_info": []}

@@ -1,4 +1,4 @@
-"""Parsing of command lines and argument files, and refusal of wrong values."""
+"""Test the parsing of command lines and argument files, and the rejection of invalid values."""
 
 import os
 import sys
@@ -159,25 +159,25 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"max_eval_samples": 0}, "max_eval_samples=0 must be at least 1"),
         ({"train_val_split": 1.0}, r"train_val_split=1\.0 must lie in \[0, 1\)"),
         ({"skip_unreadable": True, "check_images": False}, "skip_unreadable requires check_images=True"),
-        # Optimizers and schedules
+        # Options of optimizers and learning rate schedules
         ({"layer_decay": 1.5}, r"layer_decay=1\.5 must lie in \(0, 1\]"),
         ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be more than 0"),
         ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
         ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
         ({"use_muon": True, "optim": "sgd"}, "use_muon=True requires AdamW for the other weights, not optim=sgd"),
         ({"optim": "schedule_free_adamw"}, r"lr_scheduler_type=cosine\. Use --lr_scheduler_type constant"),
-        # Averaged weights
+        # Options of weight averaging
         ({"ema_decay": 1.0}, r"ema_decay=1\.0 must lie in \(0, 1\)"),
         ({"ema_decay": 0.0}, r"ema_decay=0\.0 must lie in \(0, 1\)"),
         (
             {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
             "already averages the weights",
         ),
-        # Adapters
+        # Options of adapters
         ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
         ({"lora_rank": 2, "lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
         ({"lora_rank": 2, "lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
-        # Regularization
+        # Options of regularization
         ({"mixup_alpha": -1.0}, r"mixup_alpha=-1\.0 must be at least 0"),
         ({"mixing_off_share": 2.0}, r"mixing_off_share=2\.0 must lie in \[0, 1\]"),
         ({"token_drop_rate": 1.0}, r"token_drop_rate=1\.0 must lie in \[0, 1\)"),

@@ -1,4 +1,4 @@
-"""Averaged weights: values, evaluation, saving, and resume."""
+"""Test averaged weights: their values, their evaluation, and how they are saved and resumed."""
 
 import json
 import math
@@ -131,7 +131,8 @@ def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
     assert load_file(tmp_path / "ema" / "model.safetensors").keys() == model.state_dict().keys()
 
 
-Runs = tuple[Path, list[dict[str, Any]]]  # output folder of the runs, and results of each process
+# Contains the output folder of the training runs and the results of each process.
+Runs = tuple[Path, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +227,7 @@ RECIPE = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with photos and the output of a training run, named user/model."""
+    """Return a folder that contains photos, and the output of a training run in the subfolder user/model."""
     folder = tmp_path_factory.mktemp("root")
     write_photos(folder / "photos" / "train", 16, seed=0)
     write_photos(folder / "photos" / "test", 5, seed=1)

@@ -1,4 +1,4 @@
-"""Killed, stopped and broken runs leave complete checkpoints and resume exactly, without running pickled code."""
+"""Test that interrupted training runs keep complete checkpoints and resume exactly, without executing pickled code."""
 
 import copy
 import json
@@ -37,7 +37,8 @@ from ..helpers.regularization import regularized_trainer
 from ..helpers.trainings import KILL_STEP, SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 
 
-# Maps the name of a run to how it is killed, its number of worker processes, and the step from which it resumes.
+# Maps the name of a training run to the moment at which it is killed, its number of worker processes, and the step
+# from which it resumes.
 KILLED = {
     "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
     "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
@@ -49,7 +50,7 @@ LAST_STEP = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the results of killed and resumed runs by name, and those of an uninterrupted run ("whole")."""
+    """Return the results of each killed and resumed run by name, and of an uninterrupted run named "whole"."""
     folder, processes = tmp_path_factory.mktemp("killed"), {}
     for name, (how, workers, _) in KILLED.items():
         processes[name] = distributed.start("train_and_die", folder / name, how, workers)
@@ -73,7 +74,7 @@ def test_a_killed_training_ends_like_one_that_went_through(name: str, results: d
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return an output folder with two complete checkpoints. The step number of the newer one has more digits."""
+    """Return an output folder with the complete checkpoints of steps 8 and 12."""
     for step in (8, 12):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
@@ -115,7 +116,7 @@ def test_an_incomplete_checkpoint_is_skipped_with_a_warning(folder: Path, caplog
     (checkpoint / STATE).write_text('{"epoch": 1.')
     check_skipped(f"the checksums in SHA256SUMS do not match {STATE}")
     (checkpoint / STATE).write_text("{}")
-    # A large model needs all its shards.
+    # The checkpoint of a sharded model is complete only if it contains all shards.
     (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
     second = checkpoint / "model-00002-of-00002.safetensors"
     save_file({"weight_2": torch.ones(2)}, second)
@@ -123,7 +124,7 @@ def test_an_incomplete_checkpoint_is_skipped_with_a_warning(folder: Path, caplog
     assert last_checkpoint(folder) == str(checkpoint)
     second.unlink()
     check_skipped(f"it has no {second.name}")
-    # A checkpoint that was saved with save_only_model has no optimizer.
+    # A checkpoint that was saved with save_only_model=True does not contain the optimizer.
     (checkpoint / "model-00001-of-00002.safetensors").rename(checkpoint / "model.safetensors")
     (checkpoint / "optimizer.pt").unlink()
     write_checksums(checkpoint)
@@ -207,19 +208,20 @@ def test_resuming_refuses_a_pickle_that_runs_code(
     torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
     torch.load(checkpoint / name, weights_only=False).close()
     proof.unlink()
-    write_checksums(checkpoint)  # as an attacker would
+    write_checksums(checkpoint)  # an attacker can also write valid checksums
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
     with pytest.raises(kind, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert not proof.exists()
 
 
-Runs = tuple[Path, list[dict[str, Any]]]  # folder of the training runs, and results of each process
+# Contains the folder of the training runs and the results of each process.
+Runs = tuple[Path, list[dict[str, Any]]]
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
 
 
 class AtStep(TrainerCallback):
-    """Callback that runs an action in a given step. Steps are counted from 1."""
+    """Callback that calls a function at the beginning of a given step, counted from 1."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step, self.act = step, act
@@ -230,7 +232,7 @@ class AtStep(TrainerCallback):
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:
-    """Send a signal to this process and its worker processes, as a cluster does to stop a job."""
+    """Send a signal to this process and its worker processes, as a cluster scheduler does to stop a job."""
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, number)
     os.kill(os.getpid(), number)
@@ -295,11 +297,11 @@ def test_worker_processes_end_with_their_trainer_and_a_late_signal_counts_after_
     began = time.monotonic()
     del trainer
     assert not any(worker.is_alive() for worker in workers)
-    assert time.monotonic() - began < 4  # hanging worker processes would be terminated only after 5 seconds
+    assert time.monotonic() - began < 4  # a worker that hangs is terminated after 5 seconds
 
 
 def test_a_signal_in_the_last_step_leaves_its_checkpoint_and_nothing_to_train(tmp_path: Path) -> None:
-    # A higher loss counts as better, so that the first evaluation is the best.
+    # With greater_is_better=True, the first evaluation is the best, because the loss falls during training.
     options = {"save_strategy": "best", "metric_for_best_model": "loss", "greater_is_better": True}
     options |= {"eval_strategy": "epoch", "max_steps": 4, "per_device_train_batch_size": 22, "learning_rate": 0.01}
     trainer = digits_trainer(tmp_path, **options)
@@ -317,7 +319,7 @@ def test_a_signal_in_the_last_step_leaves_its_checkpoint_and_nothing_to_train(tm
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Return the folder and results of runs in two processes. Each run stops in a different way."""
+    """Return the folder and the results of training runs in two processes, each interrupted in a different way."""
     folder = tmp_path_factory.mktemp("two_processes")
     job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
     launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
@@ -340,10 +342,10 @@ def test_two_processes_stop_at_one_step_for_a_signal_or_a_loss_of_one(two_proces
             assert_identical(result[f"stopped_{part}"], result[f"whole_{part}"])
         assert f"The loss is infinite or NaN after step {STOP_STEP + 1}" in result["spoiled"]
     assert last_checkpoint(folder / "spoiled") == str(folder / "spoiled" / f"checkpoint-{SAVE_STEPS}")
-    # The launcher was told to stop while the long training ran.
+    # The launcher received a stop signal during the run "long".
     checkpoint = last_checkpoint(folder / "long")
     assert checkpoint is not None
-    # Only one of the two processes prints this message.
+    # Only one of the two processes prints the path of the last checkpoint.
     assert (folder / "output.txt").read_text().count(f"The last complete checkpoint is {checkpoint}") == 1
     assert sorted(path.name for path in Path(checkpoint).glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
 
@@ -358,7 +360,7 @@ def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: 
         return {**batch, "pixel_values": batch["pixel_values"] * factors[-1]}
 
     trainer.data_collator = collate_and_spoil
-    # The batch of step 5 is already loaded when step 4 begins.
+    # The data loader prefetches: the batch of step 5 is already loaded when step 4 begins.
     trainer.add_callback(AtStep(4, lambda: factors.append(float("inf"))))
     message = r"The loss is infinite or NaN after step 6, at a learning rate of 0\.125.*"
     message += f"The last complete checkpoint is {tmp_path}/checkpoint-5\\."
@@ -383,7 +385,7 @@ def test_weights_that_are_no_numbers_are_not_saved(saves: bool, tmp_path: Path) 
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Limit the size of files, to simulate a full disk."""
+    """Limit the size of written files to `size` bytes, to simulate a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -420,7 +422,8 @@ def test_a_checkpoint_stays_until_the_next_is_whole(
     class Interrupted(HfViTTrainer):
         def _save_rng_state(self, output_dir: str) -> None:
             if self.state.global_step == 2:
-                truncate(Path(output_dir) / "scheduler.pt")  # no other error would reveal this damage
+                # A truncated scheduler.pt raises no other error.
+                truncate(Path(output_dir) / "scheduler.pt")
                 if error is KeyboardInterrupt:
                     raise error
             super()._save_rng_state(output_dir)
@@ -444,7 +447,7 @@ def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(
             super()._seal(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
-    # A damaged checkpoint of a later step must not be removed.
+    # A damaged checkpoint must not be removed if its step number is higher.
     (tmp_path / "checkpoint-9").mkdir()
     digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
     assert (seen[3], checkpoints()) == ({"2", "3", "4", "9"}, {"3", "4", "9"})
@@ -456,7 +459,7 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 
 
 def test_the_best_model_is_that_of_a_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # With a learning rate of 0, no step is better than the first.
+    # With a learning rate of 0, the weights never change, so no evaluation is better than the first.
     options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 2}
     folder = tmp_path / "after"
     digits_trainer(tmp_path / "before", max_steps=3, **options).train()
@@ -488,14 +491,14 @@ SCRIPT = (
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return eight images of two classes: two steps per epoch."""
+    """Return a folder with eight images of two classes, which give two training steps per epoch."""
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     return write_class_folders(tmp_path / "photos", ["cat", "dog"])
 
 
 def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
-    """Run the command, and an action at a given step of its training; return the exit code or message."""
+    """Run the training command, call `act` at the given step, and return the exit code or error message."""
 
     class TaskWithAction(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:
@@ -522,7 +525,7 @@ def test_a_script_exits_at_a_signal_without_a_report_and_goes_on() -> None:
 @pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("validation", 1, 4)])
 def test_a_script_names_a_lost_image(split: str, workers: int, checkpoint: int, photos: Path) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
-    # When step 5 begins, the training images of epoch 3 are already loaded.
+    # The data loader prefetches: the training images of epoch 3 are already loaded when step 5 begins.
     message = run_until(5, lambda: [*map(truncate, files)], "--dataloader_num_workers", str(workers))
     assert "\n" not in message
     assert sum(f"{file} cannot be decoded: " in message for file in files) == 1
@@ -531,13 +534,13 @@ def test_a_script_names_a_lost_image(split: str, workers: int, checkpoint: int, 
 
 
 def trainer_in(folder: Path, **options: Any) -> HfViTTrainer:
-    """Return the trainer of a run that does not change the weights, so that its first evaluation is the best."""
+    """Return a trainer with a learning rate of 0, so that the first evaluation is the best."""
     epochs = {"num_train_epochs": 9, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": None}
     return regularized_trainer(folder, 8, **{"learning_rate": 0.0, **epochs, **options})
 
 
 def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path) -> None:
-    # An epoch has five steps. The best epoch is the first, followed by three epochs of patience.
+    # An epoch has five steps. The first epoch is the best, so training stops after three more epochs.
     for checkpoint in (None, "checkpoint-15", "checkpoint-20"):
         trainer = trainer_in(tmp_path, early_stopping_patience=3)
         trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / checkpoint))

@@ -1,4 +1,4 @@
-"""Missing classes, missing targets and duplicate images: they are reported before training, or raise an error."""
+"""Test that missing classes, missing targets and duplicate images are reported before training or raise an error."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def change_masks(scenes: Path, to: dict[int, int], files: Iterable[str] = ("*/masks/*.png",)) -> None:
-    """Replace class numbers in the mask files."""
+    """Replace class numbers in the mask files, where `to` maps old to new numbers."""
     table = np.arange(256, dtype=np.uint8)
     table[list(to)] = list(to.values())
     for pattern in files:
@@ -62,7 +62,7 @@ def scenes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def black_and_white(scenes: Path) -> Path:
-    """Write masks with 0 for the floor and 255 for animals."""
+    """Write masks in which floor pixels are 0 and animal pixels are 255."""
     change_masks(scenes, {255: 0})
     change_masks(scenes, {1: 255, 2: 255})
     (scenes / "classes.txt").unlink()
@@ -70,7 +70,7 @@ def black_and_white(scenes: Path) -> Path:
 
 
 def load(task: str, data: Path, *options: str) -> Task:
-    """Load the training data as the training command does."""
+    """Load the training data in the same way as the training command."""
     made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     made.load_data()
     return made
@@ -123,7 +123,7 @@ def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
 ) -> None:
     change_masks(scenes, {2: 0}, ["train/masks/*.png"])
     missing = "No training images have 'dog': a model cannot learn them. But validation has 'dog'."
-    if task == SEMANTIC:  # the notes of the other task get into its model card by identical code
+    if task == SEMANTIC:  # the code of the model card is the same for both tasks
         train(task, scenes, scenes.parent / "out", *A_FEW_STEPS)
         assert "Never seen in training: 'dog'." in (scenes.parent / "out" / "README.md").read_text()
     else:
@@ -159,13 +159,13 @@ def test_what_there_was_no_time_to_read_is_told(
     assert re.fullmatch(r"Never seen in training \(among the 1 of 8 that were read\): '(cat|dog)'\.", note)
     assert "No training images (among the 1 of 8 that were read) have" in warnings[0]
     change_masks(scenes, {1: 255, 2: 255})
-    # A single mask is not enough evidence for a problem of all masks.
+    # A single mask is too little evidence to report a problem with all masks.
     assert len(load(SEMANTIC, scenes).data_notes) == 1
 
 
 @contextmanager
 def changed(data: Path) -> Iterator[dict[str, Any]]:
-    """Change the annotations of the training images."""
+    """Yield the training annotations for modification, and write them back at the end."""
     file = data / "train" / "annotations.json"
     content = json.loads(file.read_text())
     yield content
@@ -177,7 +177,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
     task: str, tmp_path: Path, warnings: list[str]
 ) -> None:
     with changed(WRITERS[task](tmp_path / "data")) as content:
-        if task == "object_detection":  # annotations of crowds remain, but they are excluded from training
+        if task == "object_detection":  # keep crowd annotations, which training ignores
             entries, name, examples = content["annotations"], "leaf", "images"
             content["annotations"] = [entry for entry in entries if entry["category_id"] == 1 or entry["iscrowd"]]
         else:
@@ -190,7 +190,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
 
 
 def classify(data: Path, *options: str) -> list[str]:
-    """Load the data of a classifier as the training command does; return the notes."""
+    """Load the data of a classifier in the same way as the training command, and return the data notes."""
     places = ["--dataset_name", str(data), "--output_dir", str(data.parent / "out")]
     fixed = ["--preset", "tiny", "--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
     task = task_of(TASKS["image-classification"], [*fixed, *places, *options])

@@ -1,4 +1,4 @@
-"""Distillation: losses, inputs of teachers, and training with the command and with the Trainer."""
+"""Test distillation: its losses, the inputs of teachers, and training with the command and the Trainer."""
 
 import json
 import logging
@@ -71,7 +71,8 @@ def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers_and_losses_of_ha
 
 
 def test_soft_loss_is_the_divergence_at_a_temperature_times_its_square() -> None:
-    # The student predicts probabilities of 1/2 and 1/2, the teacher 3/4 and 1/4.
+    # At a temperature of 2, the student predicts the probabilities (1/2, 1/2) and the teacher (3/4, 1/4).
+    # Without the temperature, the teacher predicts (9/10, 1/10).
     loss = soft_loss(torch.zeros(1, 2), torch.tensor([[2 * math.log(3), 0.0]]), temperature=2.0)
     assert loss.item() == pytest.approx(4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
     ours, theirs = drawn(4, 7), drawn(4, 7).flip(0)
@@ -128,7 +129,7 @@ def student() -> HfViTForImageClassification:
 
 
 def distillation_of(student: HfViTForImageClassification, teacher: Path, **options: str) -> Distillation:
-    """Return the distillation module of a student, set up as in a training run."""
+    """Return the distillation module of a student, configured in the same way as in a training run."""
     args, processor = DistillationArguments(str(teacher), **options), HfViTImageProcessor.for_model(student.config)
     return make_distillation(args, student, processor, load_teacher(args, type(student)))
 
@@ -171,7 +172,7 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
 def test_patches_that_an_encoder_joins_are_found_or_refused() -> None:
     sizes = {"image_size": 32, "patch_size": 4, "window_size": 3}
     model = SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
-    tokens = drawn(1, 1 + 3 * 3, 8)  # with a CLS token
+    tokens = drawn(1, 1 + 3 * 3, 8)  # the first token is the CLS token
     cls, patches = read_features(model, tokens, torch.zeros(1, 3, 20, 20))
     assert torch.equal(cls, tokens[:, 0])
     assert torch.equal(patches.flatten(2).mT, tokens[:, 1:])
@@ -209,7 +210,7 @@ def test_teachers_in_half_precision_and_as_wide_as_the_student_teach(
         assert loss.isfinite()
     classifier = HfViTForImageClassification(small_config(hidden_size=16))
     distillation = distillation_of(classifier, tmp_path, distillation_type="features")
-    assert distillation.projection is None  # no linear layer is needed
+    assert distillation.projection is None  # student and teacher have the same width
     assert loss_of(classifier.train(), distillation).isfinite()
 
 
@@ -237,7 +238,7 @@ def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> N
     distillation, plain = small_distillation("features", student.train()), student(**batch).loss
     with distillation.attached(student):
         loss = student(**batch).loss
-    # Compute the expected loss separately from the encoder tokens, which the heads do not change.
+    # Compute the expected loss from the tokens of the encoder alone: the task head does not change them.
     images, mask = batch["pixel_values"], batch["patch_attention_mask"]
     theirs, parts = distillation.teacher.features(images), distillation.take_parts()
     if name in ("semantic", "keypoints"):
@@ -284,7 +285,7 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
     with distillation.attached(student), torch.no_grad():
         student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
         assert kept.pop()() is None
-        student.train()(pixel_values=images)  # without labels, no loss consumes the tokens
+        student.train()(pixel_values=images)  # without labels, no loss uses the stored tokens
     assert kept.pop()() is None
 
 
@@ -297,7 +298,7 @@ def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None
     for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
         student.zero_grad()
         with distillation.attached(student):
-            # Accumulated teacher losses must be graph inputs: constants would cause recompilation per batch.
+            # The sums of teacher losses must be graph inputs: as constants, they would cause recompilation.
             for stance in ("default", "fail_on_recompile"):
                 with torch.compiler.set_stance(stance):
                     model(pixel_values=pixels(config), labels=torch.tensor([0, 2])).loss.backward()
@@ -325,7 +326,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(output: str, *arguments: str) -> list[dict[str, float]]:
-    """Train a classifier as the training command does; return the log."""
+    """Train a classifier in the same way as the training command, and return the log."""
     run(ImageClassification, [*SCRIPT, "--output_dir", output, *arguments], None, report=lambda _: None)
     return log_of(Path(output))
 
@@ -354,7 +355,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: str, described
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # the bias was initialized to zeros, so training has changed it
+    assert model.distillation_classifier.bias.any()  # training has changed the bias, which is initialized to zeros
     assert_identical(load_file("tutor/model.safetensors"), before)
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card
@@ -378,7 +379,7 @@ def test_a_teacher_of_features_leaves_no_trace_in_the_saved_model_and_a_training
     assert "| distillation | features through a linear layer, alpha 0.5 |" in Path("output/README.md").read_text()
     count = f"{sum(weight.numel() for weight in taught.values()):,} parameters"
     assert all(count in Path(output, "README.md").read_text() for output in ("output", "alone"))
-    # A training with a teacher is resumed bit for bit.
+    # A resumed training run with a teacher gives bit-identical weights.
     shutil.copytree("output/checkpoint-2", "again/checkpoint-2")
     resumed = train("again", *options, *teacher, "--resume_from_checkpoint", "last")
     for name in ("model.safetensors", f"checkpoint-4/{PROJECTION_NAME}"):
@@ -463,7 +464,7 @@ def test_a_saved_model_without_a_token_gets_a_fresh_one(
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[str, Any]]]:
-    """Return the results of two processes."""
+    """Return the results of each of two processes that train with a teacher."""
     folder = tmp_path_factory.mktemp("two_processes")
     finish(start("compare_distillation", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -525,7 +526,7 @@ def test_training_explains_mistakes(
 
 
 def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
-    """Save one of the teachers without suitable outputs, given its name; do nothing for other names."""
+    """Save the named teacher, whose outputs do not suit distillation. Unknown names are ignored."""
     folder, kinds = place / name, {"tutor": "ours", "headless": "ours", "headless_swin": "swin", "blind": "resnet"}
     if name in kinds:
         save_teacher(kinds[name], folder, NAMES)

@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics do not depend on how batches are split, with launch configurations."""
+"""Test that splitting batches does not change losses, gradients and metrics; test the launch configurations."""
 
 import re
 import sys
@@ -40,13 +40,15 @@ from ..helpers.trainings import (
 )
 
 
-TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest expected value
-Results = list[dict[str, Any]]  # results of each process
+# Maximum differences, relative to the largest expected value
+TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
+# Contains one dictionary of results per process.
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with results and output of two processes."""
+    """Return the folder in which two processes have written their results and output."""
     folder = tmp_path_factory.mktemp("two_processes")
     distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
     return folder
@@ -106,10 +108,10 @@ def test_unequal_batches_of_a_step_count_by_their_objects_and_images(
     ("part", "train"),
     [
         ("augmented", train_augmented),
-        ("regularized", train_regularized),  # soft labels of repeated augmentations
+        ("regularized", train_regularized),  # trains on soft labels with repeated augmentation
         ("many_sizes", partial(train_augmented, trainer_class=trainings.AtManySizes)),
         ("adapter", trainings.train_adapter),
-        # The single process trains on images instead of stored features.
+        # Two processes train on stored features. The single process trains on the images themselves.
         ("stored", partial(train_augmented, arguments_class=HfViTTrainingArguments, trainable_blocks=0)),
     ],
 )
@@ -123,7 +125,7 @@ def test_two_processes_train_as_one(
         if part == "augmented":
             assert len(alone["losses"]) == 3 * (NUM_TRAIN // GLOBAL_BATCH)
             assert process[part]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
-            # A resumed training continues exactly where it was.
+            # A resumed training run gives the same losses and weights as an uninterrupted one.
             for key in ("losses", "weights"):
                 assert torch.equal(process["resumed"][key], process[part][key])
 
@@ -157,8 +159,9 @@ def test_an_evaluation_is_of_all_images_at_once_even_if_training_drops_the_last_
     assert trainer.args.dataloader_drop_last
 
 
-TOLERANCE = 1e-9  # relative to the largest value, in float64
-# Maps the name of a split to images per forward pass, forward passes per step, and number of processes.
+# Maximum difference of float64 values, relative to the largest value
+TOLERANCE = 1e-9
+# Maps the name of a batch split to (images per forward pass, forward passes per step, number of processes).
 SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
 
 whole_or_parts = cache(backward_of_parts)
@@ -170,7 +173,7 @@ def distance(result: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """Return the gradients computed in two processes."""
+    """Return the gradients that each of two processes has computed."""
     folder = tmp_path_factory.mktemp("processes")
     distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -185,8 +188,8 @@ def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any,
         results = [step_of_case(tmp_path, name, trainer, size, accumulate)]
     else:
         results = [process[name, trainer] for process in processes]
-    # Losses of accumulated batches are normalized separately for batch norm, for a contrastive loss, and if the
-    # Trainer of transformers divides by the number of objects or tokens in each batch.
+    # Accumulated batches are normalized separately with batch norm, with a contrastive loss, and if the
+    # Trainer in transformers divides the loss by the number of objects or tokens in each batch.
     case = TRAINING_CASES[name]
     counts = case.model_class in (HfViTForObjectDetection, HfViTForImageTextToText)
     is_own = trainer == "transformers.Trainer" and counts
@@ -201,14 +204,14 @@ def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any,
         sys.stdout.write(f"{name:24}{trainer:22}{split:17}loss {loss:.0e} gradient {gradient:.0e}{note}\n")
         assert max(loss, gradient) <= TOLERANCE
         assert (from_whole > TOLERANCE) is is_split
-    # In evaluation, transformers computes the loss of image-text pairs only if the collator requests it, as for CLIP.
+    # In evaluation, the Trainer computes the loss of image-text pairs only if the collator sets `return_loss`.
     if split == "1x8" and case.model_class is not Comparing:
         found, alone = loss_of_evaluation(tmp_path, name, trainer)
         assert found == pytest.approx(alone, rel=TOLERANCE)
 
 
 FOLDER = ROOT / "scripts" / "accelerate"
-# Maps the name of a configuration to its numbers of machines and processes, and whether it uses CPU, DDP and FSDP.
+# Maps the name of a configuration to (number of machines, number of processes, uses CPU, uses DDP, uses FSDP).
 CONFIGS = {
     "one_cpu": (1, 1, True, False, False),
     "one_gpu": (1, 1, False, False, False),
@@ -242,7 +245,7 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in prepare_multi_gpu_env(read("eight_gpus_fsdp")).items():
         if name.startswith(("FSDP_", "ACCELERATE_")):
             monkeypatch.setenv(name, value)
-    # The Trainer's accelerator also creates the FSDP plugin without arguments.
+    # The accelerator of the Trainer creates the FSDP plugin without arguments, too.
     plugin, model = FullyShardedDataParallelPlugin(), HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)
     is_wrapped = partial(plugin.auto_wrap_policy, recurse=False, nonwrapped_numel=0)

@@ -1,4 +1,4 @@
-"""Evaluation of dense predictions and objects: scores do not depend on batches, and predictions are not kept."""
+"""Test that evaluation scores do not depend on the batch size, and that predictions are not kept in memory."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ from ..helpers.distributed import finish, start
 from ..helpers.object_trainings import write_figures, write_objects
 
 
-OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # this option pads images to a common size
+OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # with this option, images are padded
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
-    """Return the scores of a model that predicts each image separately, without padding."""
+    """Return the evaluation scores of a model that processes one image at a time, without padding."""
     evaluator, losses, model = trainer.evaluator, [], trainer.model.eval()
     evaluator.metric.reset()
     collator = replace(trainer.data_collator, keeps_targets=True)
@@ -60,7 +60,7 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
         (target,) = batch["targets"]
         given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
         with torch.no_grad():
-            if isinstance(batch.get("labels"), list):  # detection losses are sums over objects and queries
+            if isinstance(batch.get("labels"), list):  # convert detection losses to sums
                 weights = model.count_items(batch["labels"]).tolist()
                 outputs = model(**given, num_items_in_batch=torch.ones(2))
                 classes = float(outputs.loss_dict["loss_ce"])
@@ -78,7 +78,7 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
 def test_scores_are_those_of_single_images_at_any_batch_size(task: str, data: dict[str, Path], tmp_path: Path) -> None:
     trainer = make_trainer(task, data[task], tmp_path, *OPTIONS.get(task, []))
     if task == "universal_segmentation":
-        # Full attention, so that the loss depends on the last block only, as in evaluation.
+        # Disable masked attention, so that the loss depends on the last block only, as in evaluation.
         trainer.model.anneal_masks(1.0)
     expected = scores_one_by_one(trainer)
     assert any(0 < value < 1 for name, value in expected.items() if name != "loss")
@@ -109,7 +109,7 @@ def test_two_processes_score_and_train_as_one(
 
 
 class WatchingEvaluator(SemanticEvaluator):
-    """Check in each batch that no earlier outputs are kept, and record drawn images."""
+    """Evaluator that counts the outputs kept in memory at each batch, and records the drawn images."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -1,4 +1,4 @@
-"""Number of FLOPs of models for images of any size."""
+"""Test the number of FLOPs of models for images of any size."""
 
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -11,7 +11,7 @@ from hf_vit.flops import forward_flops
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-pytestmark = pytest.mark.slow  # uses full-size models
+pytestmark = pytest.mark.slow  # full-size models take long
 
 
 @pytest.mark.thinned(2)
@@ -25,14 +25,14 @@ def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) 
         outputs = model(images.requires_grad_(variant == "plain"))
     flops = forward_flops(config, *images.shape[-2:])
     assert counter.get_total_flops() == flops
-    if variant == "plain":  # the backward pass takes twice as many
+    if variant == "plain":  # the backward pass takes twice the FLOPs
         with sdpa_kernel(SDPBackend.MATH), counter:
             outputs.pooler_output.sum().backward()
         assert counter.get_total_flops() == 2 * flops
 
 
 def test_flops_of_vit_b_are_the_published_ones_and_those_of_a_misfit_are_refused() -> None:
-    # The published number is in billions of multiply-adds and includes a head with 1000 classes.
+    # torchvision publishes billions of multiply-adds, including a head with 1000 classes.
     published, config = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"], HfViTConfig.from_preset("base")
     assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)
     with pytest.raises(ValueError, match="image height 36 is not a multiple of the patch height 8"):

@@ -1,4 +1,4 @@
-"""Training on stored features gives results equal to those of training on the images."""
+"""Test that training on stored features gives the same results as training on the images."""
 
 import json
 import re
@@ -36,7 +36,7 @@ SHORT += ["--learning_rate", "1e-3"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder for stored features."""
+    """Return the temporary folder in which features are stored."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return tmp_path / "cache" / FEATURE_FOLDER
 
@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
-    """Return the trainer of a task whose new head has non-zero outputs."""
+    """Return the trainer of a task, whose model has random weights. Detection models keep their initial weights."""
     seed_everything(0)
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # random weights would give useless boxes
+    if task != "object_detection":  # random weights would predict useless boxes
         draw_weights(trainer.model)
     return trainer
 
@@ -126,7 +126,7 @@ DROPOUT = {"hidden_dropout_prob": 0.1, "num_hidden_layers": 3}
 
 
 def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -> tuple[HfViTTrainer, list[str]]:
-    """Train on stored features of digits; return the trainer and its reports."""
+    """Train a classifier of digits on stored features, and return the trainer and its reports."""
     seed_everything(0)
     config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
     trainer = HfViTTrainer(
@@ -161,7 +161,7 @@ def test_a_classifier_reads_features_and_no_image(
     assert "; reused in " in reported[0]
     assert written() == files
     assert logged(again, "loss") == logged(first, "loss")
-    # Only trainable blocks process whole batches. Frozen blocks process just a few images, which identify the stored
+    # Only trainable blocks process whole batches. Frozen blocks process only a few images, to identify the stored
     # features.
     assert sum(size == 8 for size in block_calls) == blocks * again.state.global_step
     again.save_model(str(tmp_path / "saved"))

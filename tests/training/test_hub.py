@@ -1,4 +1,4 @@
-"""Publishing models: uploaded files, folders that are refused, and loading from the Hub."""
+"""Test the publication of models: uploaded files, rejected folders, and loading from the Hub."""
 
 import io
 import json
@@ -74,9 +74,10 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, str]:
-    """Return a mock of the Hub with the published model, and the output of the publishing command.
+    """Return a mock of the Hub that contains the published model, and the output of the push command.
 
-    The hub is closed, so that the hubs of other tests have its port: processes with the same environment start faster.
+    The server of the mock has stopped, so that the mocks of other tests can reuse its port. With the same port,
+    processes get the same environment and start faster.
     """
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
@@ -90,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
-    """Return the uploaded files of a saved model, with the card for the Hub."""
+    """Return the expected uploads of a saved model by file name. The model card names the Hub repository."""
     card = (folder / "README.md").read_text()
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
@@ -155,7 +156,7 @@ def test_script_publishes_every_listed_file_in_one_commit(published: tuple[Hub, 
     assert commit.files == uploaded(saved, "user/clothing")
     assert hub.private == {"user/clothing"}
     assert output.endswith(f"Uploading to user/clothing …\n{hub.endpoint}/user/clothing\n")
-    # The card that goes up opens the model from the Hub.
+    # The code in the uploaded model card loads the model from the Hub.
     card = hub.find("user/clothing").files["README.md"].decode()
     assert card == CARD.replace('model="path/to/this/folder"', 'model="user/clothing"') != CARD
     assert (saved / "README.md").read_text() == CARD
@@ -176,7 +177,7 @@ def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Pat
     ]
 
 
-# Files of a saved model, what they contain instead (None if they are missing), and the message.
+# Each entry lists changed files of a saved model, their new content (None: deleted), and the expected error message.
 REFUSED = (
     ("config.json", None, r"no config.json. .*model.save_pretrained"),
     ("model.safetensors", None, "The weights model.safetensors are missing in"),
@@ -221,7 +222,7 @@ def test_bad_folder_or_name_is_refused_before_anything_is_sent(
 def test_script_says_what_is_wrong_without_a_traceback(
     token: str | None, begins: str, contains: str, saved: Path, tmp_path: Path
 ) -> None:
-    if token:  # a file, because a process with the same environment as others starts faster
+    if token:  # an environment variable would slow down the start
         (tmp_path / "hf_home").mkdir()
         (tmp_path / "hf_home" / "token").write_text(token)
     process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
@@ -267,7 +268,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, f
     assert first.files == uploaded(saved, "user/shirts")
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
-        ("More", "v2", ["README.md"]),  # the new branch starts from main
+        ("More", "v2", ["README.md"]),  # the new branch is created from main
         ("On a branch", "v2", ["curves.png"]),
         ("Upload model", "refs/pr/1", ["curves.png"]),
         ("To the pull request", "refs/pr/1", ["curves.png"]),
@@ -313,7 +314,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure(*failure) for failure in failures
-        ]  # the client retries the lost connection of an upload
+        ]  # the client repeats an upload after a lost connection
         run_with_package(PUBLISH_INTERRUPTED, tmp_path / "work", str(saved), **hub.client)
     assert hub.failures == []
     _, commit = hub.commits
@@ -436,7 +437,7 @@ def test_training_pushes_its_arguments_as_json_and_only_what_it_has_written(trai
     for other in ("training_args.bin", ".env", "keys", "events"):
         assert not [path for path in written if other in path]
     assert not list(workdir.rglob("training_args.bin"))
-    assert len(list(workdir.glob("*/runs/events"))) == 4  # the logs of TensorBoard stay here
+    assert len(list(workdir.glob("*/runs/events"))) == 4  # logs of TensorBoard are not uploaded
     for strategy in ("end", "every_save", "checkpoint", "all_checkpoints"):
         files = hub.find(f"user/{strategy}").files
         assert json.loads(files["training_args.json"])["hub_strategy"] == strategy
@@ -468,7 +469,7 @@ def test_training_pushes_its_checkpoints_where_asked_and_their_pickles_run_no_co
         assert files[f"last-checkpoint/{path.name}"] == path.read_bytes()
     pickles = {Path(path).name for path in files if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert pickles == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # allows unpickling of NumPy arrays, as the Trainer does
+    with safe_globals():  # allow NumPy arrays in pickles, as the Trainer does
         for name in pickles:
             assert torch.load(io.BytesIO(files[f"last-checkpoint/{name}"]), weights_only=True)
 
@@ -480,7 +481,7 @@ def test_training_keeps_a_card_that_stands_there_and_renews_its_own(trained: tup
     drafts = [commit.files["README.md"].decode() for commit in ends]
     assert ["learning_rate: 0.125" in draft for draft in drafts] == [False, True]
     assert ModelCard(drafts[0]).data.library_name == "transformers"
-    # A trained model can be pushed later to a private repository.
+    # A model can also be pushed to a private repository after training.
     assert hub.private == {"user/late"}
     assert hub.find("user/late").summary == "Late"
     card = ModelCard(hub.find("user/late").files["README.md"].decode())

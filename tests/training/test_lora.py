@@ -1,4 +1,4 @@
-"""LoRA adapters: trained weights, saved files, and loading."""
+"""Test LoRA adapters: their trained weights, saved files, and loading."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ from ..helpers.references import assert_close, assert_identical
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of, model_and_batch
 
 
-# The tasks of default runs cover buffers, a decoder, a head without labels, and two towers.
+# These test cases cover buffers, a decoder, a head without labels, and a model with two towers.
 TASKS = (
     *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "queries"),
     *("mae", "simmim", "metric_depth", "sigmoid", "keypoints", "distillation_token"),
@@ -83,7 +83,7 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     trainer.save_model()
     learned = outputs_of(model, batch)
     assert not torch.allclose(learned[0], first[0])
-    # Within the image and text towers, training changes only the adapters.
+    # In the image and text towers, training changes only the adapters.
     now = {key.replace(".base_layer.", "."): weight for key, weight in model.named_parameters()}
     assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
@@ -92,7 +92,7 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     assert trained >= {f"model.encoder.layers.2.{kind}.lora_B.default.weight" for kind in kinds}
     heads = {key for key in weights if not key.startswith(TOWERS)}
     assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
-    # The merged model can be loaded without peft, and the adapter with peft.
+    # The merged model can be loaded without peft. The adapter can be loaded with peft.
     merged = case.model_class.from_pretrained(out)
     assert dict(merged.named_parameters()).keys() == weights.keys()
     wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), out / "adapter")
@@ -130,7 +130,7 @@ def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: p
     again.train(resume_from_checkpoint=str(without))
     assert "keys in the checkpoint" not in caplog.text
     assert_identical(again.model.state_dict(), whole.model.state_dict())
-    # Without its adapter files, this checkpoint looks like that of a run without adapters.
+    # Without its adapter files, the checkpoint looks like one of a training run without LoRA.
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(base / "model.safetensors", without)
@@ -148,7 +148,7 @@ def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: p
 
 def test_the_best_adapter_is_loaded_at_the_end(base: Path, tmp_path: Path) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-    # The model with the worst loss counts as the best, because it is not the last one.
+    # With greater_is_better=True, the model with the highest loss is the best one, which is not the last one.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
     trainer = digits_trainer(tmp_path / "out", base, save_total_limit=None, **options, **best)
     trainer.train()

@@ -1,4 +1,4 @@
-"""Muon, schedule-free optimizers, schedules, parameter groups and frozen parameters."""
+"""Test Muon, schedule-free optimizers, learning rate schedules, parameter groups and frozen parameters."""
 
 import copy
 import math
@@ -36,7 +36,7 @@ def make_trainer(
     folder: Path, case: str = "class_numbers", trainer_class: type[Trainer] = HfViTTrainer, config: Any = None,
     **options: Any,
 ) -> Trainer:  # fmt: skip
-    """Return the trainer of a small model, by default a classifier with dropout for 4 steps of 8 images."""
+    """Return a trainer of a small model: by default, a classifier with dropout, trained for 4 steps of 8 images."""
     training_case = TRAINING_CASES[case]
     small = small_config(**{**training_case.overrides, **(config or {"hidden_dropout_prob": 0.1})})
     model, examples = build(training_case.model_class, small), examples_of(training_case.make_batch(small, 16))
@@ -110,7 +110,8 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the bfloat16 reference takes steps of 0.1
+    # The tolerance is large, because the reference computes in bfloat16. Each step has a size of 0.1.
+    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)
 
 
 def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
@@ -155,7 +156,7 @@ def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any
 
 
 class StepRecorder(TrainerCallback):
-    """Compute the averaged weights x of a schedule-free optimizer from the trained weights y = 0.1 z + 0.9 x."""
+    """Record the trained weights y = 0.1 z + 0.9 x of a schedule-free optimizer and compute the averages x."""
 
     def __init__(self) -> None:
         self.averages: dict[int, Tensor] = {}
@@ -186,7 +187,7 @@ def test_schedule_free_averages_are_saved_evaluated_and_left_behind(tmp_path: Pa
 def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
     options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
-    # The learning rate is high, so that the last model is not the best.
+    # The learning rate is so high that the last model is not the best one.
     trainer = make_trainer(tmp_path, **options, **{**SCHEDULE_FREE, "learning_rate": 1.0})
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
@@ -195,13 +196,13 @@ def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_pa
     torch.testing.assert_close(trainer.model.state_dict(), load_file(best / "model.safetensors"), rtol=0, atol=0)
 
 
-# Options of a schedule, and relative learning rates of ten steps, of which the first two are warmup steps.
+# Maps a schedule to its options and the expected relative learning rates of ten steps. The first two are warmup steps.
 CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "linear": ({}, [0, 1 / 2, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
     "cosine": ({}, [0, 1 / 2, *((1 + math.cos(math.pi * step / 8)) / 2 for step in range(8))]),
     "constant_with_warmup": ({}, [0, 1 / 2, *[1] * 8]),
     "constant": ({}, [1] * 10),
-    # The last fifth of the steps is a cosine decay.
+    # The learning rate decays by a cosine in the last fifth of the steps.
     "warmup_stable_decay": ({}, [0, 1 / 2, *[1] * 7, 1 / 2]),
     "warmup_stable_decay in steps": (
         {"decay_steps": 4, "lr_scheduler_kwargs": {"decay_type": "linear"}},
@@ -223,7 +224,7 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
     rates = []
     for _ in range(10):
         rates.append([group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups])
-        logs = {"learning_rate": trainer._get_learning_rate()}  # the Trainer logs the same value
+        logs = {"learning_rate": trainer._get_learning_rate()}  # the Trainer logs the same learning rate
         trainer.log(logs)
         assert logs["learning_rate"] == pytest.approx(rates[-1][-1])
         trainer.optimizer.step()
@@ -246,7 +247,7 @@ KINDS = ("cosine", "linear", "polynomial", "inverse_sqrt", "warmup_stable_decay"
 
 
 def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
-    """Return the learning rates of all steps of a run. The planned number of steps changes during the run."""
+    """Return the learning rate of each step. `lengths` maps a step to the number of steps planned from then on."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
@@ -308,7 +309,7 @@ WITHOUT_DECAY = re.compile(
     r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
     r"(token|word|token_type)_embeddings?\.weight$"
 )
-# Options for which the last blocks do not contribute to the loss.
+# Options of heads that do not use the last blocks, so these blocks do not contribute to the loss.
 UNUSED: dict[str, list[dict[str, Any]]] = {
     "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
     "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
@@ -336,7 +337,7 @@ def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() 
 
 
 def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
-    # This model has three blocks.
+    # The encoder has three blocks.
     model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))
     rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
     expected = {
@@ -435,7 +436,7 @@ def test_the_last_blocks_learn_with_the_heads() -> None:
 
 
 def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
-    """Test that frozen parts run in evaluation mode, with dropout, stochastic depth and batch norm."""
+    """Test that dropout, stochastic depth and batch norm of frozen parts run in evaluation mode."""
     noisy = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
     begun = build(HfViTForSemanticSegmentation, small_config(**TRAINING_CASES["batch_norm"].overrides, **noisy))
     options = {"freeze": "segmentation_head.linear.norm", "trainable_blocks": 0, "config": noisy}
@@ -447,7 +448,7 @@ def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_frozen_model_trains_under_ddp() -> None:
-    """DDP would fail at the second step if an expected gradient were missing."""
+    """Test a frozen model with DDP, which fails at the second step if an expected gradient is missing."""
     model = HfViTForImageClassification(small_config())
     freeze(model, ["model.encoder.layers.2"], trainable_blocks=2)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -465,7 +466,7 @@ def test_a_frozen_model_trains_under_ddp() -> None:
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", ["semantic", "class_numbers"])
 def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Path) -> None:
-    # Gradients of key biases are only rounding errors. Adam would scale them up to full steps.
+    # The exact gradients of key biases are zero. Adam would scale up their rounding errors to full steps.
     options = {"layer_decay": 0.7, "max_grad_norm": 0.1, "adam_epsilon": 1e-4, "config": {"key_bias": False}}
     at_once, in_parts = (
         train(tmp_path, case=case, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, **options)

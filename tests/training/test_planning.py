@@ -1,4 +1,4 @@
-"""Default hyperparameters for given data, device and time budget; reuse of a recipe; linear probes."""
+"""Test the choice of default hyperparameters for given data, device and time budget, and the reuse of recipes."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ignore the import time, which is long in a test session that imports many modules.
+    # Set the import time to 0, because a test session imports many more modules than a training run.
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
 
 
@@ -79,7 +79,7 @@ def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDe
     facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
     fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
     tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
-    # Options that are determined by the encoder checkpoint.
+    # The encoder checkpoint determines these options.
     encoders = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
     encoders |= {"position_embedding_type", "pooling", "initializer_range"}
     config = fresh.pop("config_overrides")
@@ -114,10 +114,11 @@ def test_depths_are_learned_as_they_are() -> None:
 
 
 def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
-    size = Size(None, None, 112, 14)  # a patch covers 1/8 of each side of the image
+    # An image has 8 x 8 patches.
+    size = Size(None, None, 112, 14)
     thin, thick = (replace(PHOTOGRAPHS, detail_share=share) for share in (0.04, 0.2))
     options = chosen(thin, table=defaults.SEGMENTATION, size=size)
-    # The base scale is 1/8 / (2 · 0.04) = 1.5625. The minimum is half of it, and the maximum is twice as large.
+    # The base scale is 1/8 / (2 · 0.04) = 1.5625. The minimum is half the base scale, and the maximum is twice.
     assert (options["min_scale"], options["max_scale"]) == (0.78, 3.12)
     assert "max_scale" not in chosen(thick, table=defaults.SEGMENTATION, size=size)
     assert chosen(replace(thin, detail_share=1e-3), table=defaults.SEGMENTATION, size=size)["max_scale"] == 4
@@ -214,11 +215,11 @@ def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], exp
 def test_saved_models_see_several_sizes() -> None:
     saved = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, patch_size=14)
     for changes, given, expected in (
-        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger sizes would exceed the native size of the images
+        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # images are smaller than larger sizes
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
-        # At smaller image sizes, objects would be only 9 or 13 pixels large.
+        # At image sizes of 112 and 168, objects would be only 9 or 13 pixels large.
         ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),
         ({}, {"image_size": 256}, [None]),
         ({"image_size": None}, {}, [None]),
@@ -259,7 +260,7 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     assert choice.evaluations != 1
     enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
     assert choice.size in (enough or sizes[:1])
-    if minutes == 60 and step > 0.01:  # the time budget suffices to measure all image sizes
+    if minutes == 60 and step > 0.01:  # enough time to measure all image sizes
         assert choice.size == enough[-1]
 
 
@@ -268,7 +269,7 @@ def test_features_are_stored_of_as_many_views_as_pay() -> None:
         # Computing the features of an augmented view takes 10 s, and training on them takes 6.25 s.
         (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),
         (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # views may use at most 40 % of the time budget
-        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # training is too short to use more views
+        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # training has too few epochs to use more views
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
         (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
         (Pace(0.5, 0.0), 1e9, 0),
@@ -309,7 +310,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     monkeypatch.setattr(plan, "LEAST_STEPS", 1)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # too late to correct the number of steps
+    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # too late to change the number of steps
     start = ["--model_name_or_path", str(saved), "--minutes", "2", *given]
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
     report = train(command, TASKS["object-detection"])
@@ -317,7 +318,8 @@ def test_heads_of_detectors_learn_from_stored_features(
     assert {name: recipe.get(name) for name in expected} == expected
     assert ("features of frozen blocks are stored" in report) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
-    assert len(folders) == is_stored  # the steps for measuring speed must leave no stored features behind
+    # The speed measurement must not leave stored features behind.
+    assert len(folders) == is_stored
     assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= defaults.UNSTORED
 
 
@@ -373,7 +375,7 @@ TINY = ["--image_size", "16", "--per_device_train_batch_size", "8", "--config_ov
 
 
 def train(command: list[str], kind: type[Task] = ImageClassification) -> str:
-    """Train as the training command does; return the report."""
+    """Train a model in the same way as the training command, and return the printed report."""
     lines: list[str] = []
     run(kind, command, None, report=lines.append)
     return "\n".join(lines)
@@ -389,7 +391,7 @@ def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monk
         return Pace(step=60.0, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
-    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough that steps are corrected only once
+    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough to correct the number of steps only once
     command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
     report = train(command)
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
@@ -433,7 +435,7 @@ def test_a_kept_budget_leaves_twenty_steps(photos: Path, tmp_path: Path, monkeyp
         callback.start, callback.next_check = callback.budget.clock(), 1
         callback.budget = replace(callback.budget, seconds=0.0)
 
-    # Simulate a machine that became slow: no time is left after the first step.
+    # Simulate a machine that has become slow: after the first step, no time is left.
     monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
     train(command_of(photos, tmp_path / "out", "--minutes", "10", *TINY))
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
@@ -501,7 +503,7 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     if "no training image" not in said:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
-    else:  # the evaluation would use images from the training split
+    else:  # the evaluation would use training images
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
 
@@ -601,7 +603,7 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     config.id2label = {0: "car", 1: "house"}
     save(HfViTForImageClassification(config), tmp_path / "classifier")
     assert "\nLinear probe: " in train(probe_command(dull_photos, tmp_path / "classifier", tmp_path / "out"))
-    # The second training run starts from a model of the same classes.
+    # The second training run starts from a model with the same classes.
     assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):

@@ -1,4 +1,4 @@
-"""The linear probe: accuracy of left-out images, and class weights."""
+"""Test the linear probe: its accuracy on left-out images, and class weights."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_the_accuracy_is_that_of_images_left_out_one_by_one() -> None:
     features = 5 + 0.5 * centers[classes] + 2 * noise
     found = fit_probe(features, classes, 3)
     scaled = (features - features.mean(dim=0)) / features.std(dim=0)
-    # Ridge takes a penalty for each target: fit the targets with all penalties at once.
+    # Ridge accepts one penalty per target, so a single fit on repeated targets covers all penalties.
     ridge, targets = Ridge(PENALTIES.repeat_interleave(3).numpy()), one_hot(classes, 3).repeat(1, len(PENALTIES))
     answers = cross_val_predict(ridge, scaled, targets, cv=LeaveOneOut()).reshape(40, -1, 3).argmax(axis=2)
     assert found.accuracy == pytest.approx((answers == classes[:, None].numpy()).mean(axis=0).max())
@@ -50,7 +50,7 @@ def test_class_weights_are_those_of_the_ridge_regression_of_scikit_learn() -> No
         errors.append(max((probe.weight - scale * weight).abs().max(), (probe.bias - scale * bias).abs().max()))
     assert min(errors) < 1e-9
     assert "weighted by class" in str(probe)
-    # Equal weights change nothing, and other weights find more images of a rare class.
+    # Equal class weights do not change the probe. A higher weight increases the recall of a rare class.
     plain, equal = (fit_probe(features, classes, 3, weights) for weights in (None, [3.0] * 3))
     torch.testing.assert_close(equal.weight, plain.weight, rtol=1e-9, atol=1e-9)
     assert equal.accuracy == plain.accuracy

@@ -1,4 +1,4 @@
-"""Mixed images, soft labels, repeated augmentation, dropped patches, whitened patches and several image sizes."""
+"""Test mixed images, soft labels, repeated augmentation, dropped patches, whitened patches and several image sizes."""
 
 import json
 import math
@@ -68,7 +68,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def batch_of_constants() -> dict[str, torch.Tensor]:
-    """Return images in which every pixel equals the index of the image."""
+    """Return a batch of four images. All pixels of an image equal its index in the batch."""
     images = torch.arange(4.0)[:, None, None, None].expand(-1, 3, 8, 10).contiguous()
     return {"pixel_values": images, "labels": LABELS}
 
@@ -82,7 +82,7 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
 @pytest.mark.parametrize(("mixup", "cutmix", "smoothing"), [(0.8, 0.0, 0.3), (0.0, 1.0, 0.0)])
 def test_labels_have_the_shares_of_the_images(mixup: float, cutmix: float, smoothing: float) -> None:
     images, labels = mixed(Mixing(3, mixup, cutmix, label_smoothing=smoothing), seed=3)
-    # All pixels of image 0 are 0, so the mean equals the share of image 1.
+    # Image 1 is mixed with image 0, whose pixels are all 0, so its mean is the mixing weight of image 1.
     share = float(images[1].mean())
     assert 0.02 < share < 0.98
     rest = 1 - share
@@ -90,7 +90,8 @@ def test_labels_have_the_shares_of_the_images(mixup: float, cutmix: float, smoot
     assert_close(labels, expected * (1 - smoothing) + smoothing / 3, 1e-6, "labels")
     expected_means = share * torch.arange(4) + rest * torch.tensor([3, 0, 1, 2])
     assert_close(images.mean(dim=(1, 2, 3)), expected_means, 1e-5, "images")
-    assert bool(((images[1] > 0) & (images[1] < 1)).all()) == (mixup > 0)  # CutMix does not blend
+    # Only Mixup blends pixel values; CutMix replaces pixels.
+    assert bool(((images[1] > 0) & (images[1] < 1)).all()) == (mixup > 0)
 
 
 def test_last_batches_and_batches_by_chance_are_not_mixed_and_methods_alternate() -> None:
@@ -146,7 +147,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
     assert len(whole["losses"]) == 10
     for part in ("losses", "weights"):
         assert torch.equal(resumed[part], whole[part])
-    # Evaluations report plain cross-entropy. A loss in the metrics would replace the loss computed by the Trainer.
+    # Evaluations report plain cross-entropy. A metric named "loss" would replace the loss that the Trainer computes.
     trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
     trainer.compute_metrics = None
     batch = trainer.data_collator(list(trainer.eval_dataset))
@@ -219,7 +220,7 @@ def test_each_step_has_all_augmentations_of_its_images_and_two_processes_share_t
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rotary", "learned+rotary"])
 def test_kept_patches_see_one_another_as_under_a_mask(positions: str) -> None:
     model = build(HfViTModel, small_config(position_embedding_type=positions, num_register_tokens=2)).eval()
-    images = torch.randn(2, 3, 24, 40)  # images of 3 x 5 patches
+    images = torch.randn(2, 3, 24, 40)  # an image has 3 x 5 patches
     kept = torch.tensor([[0, 3, 7, 11], [2, 3, 13, 14]])
     with torch.no_grad():
         found = model(images, kept_patches=kept).last_hidden_state
@@ -311,7 +312,7 @@ def test_only_augmented_images_with_numbers_and_without_texts_can_be_repeated(tm
 
 
 PATCH = 4
-SIZE = 3 * PATCH * PATCH  # number of values per patch
+SIZE = 3 * PATCH * PATCH  # number of pixel values per patch
 
 
 def smooth_images() -> Tensor:
@@ -325,7 +326,7 @@ def patches_of(images: Tensor) -> Tensor:
 
 
 def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
-    """Return a whitening projection, and the patches (M, D) that it projects."""
+    """Return a patch embedding with whitening weights, and its output (M, D) for all M patches of the images."""
     config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
     model = HfViTModel(config)
     whiten_patches(model, images, seed)
@@ -344,12 +345,12 @@ def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
     assert (projection.weight - embed(64, images, seed=1)[0].weight).abs().max() > 0.01
     assert states.mean(dim=0).abs().max() < 1e-4
     before = torch.linalg.eigvalsh(covariance(patches_of(images)))
-    assert before[-1] / before[0] > 50  # the patches are correlated before whitening
+    assert before[-1] / before[0] > 50  # pixels of a patch are correlated before whitening
     found = torch.linalg.eigvalsh(covariance(states))
     assert found[: 64 - SIZE].abs().max() < 1e-4
     expected = 64 / SIZE * (before / (before + LEAST_VARIANCE))
     torch.testing.assert_close(found[-SIZE:], expected.sort().values, rtol=1e-3, atol=1e-4)
-    # Narrow models keep the directions of most variance.
+    # If hidden_size is below the number of values per patch, the directions of largest variance are kept.
     _, states = embed(32, images)
     assert torch.linalg.eigvalsh(covariance(states)).min() > 0.8
     centered = patches_of(images) - patches_of(images).mean(dim=0)
@@ -367,7 +368,7 @@ def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Pat
         projection = trainer.model.base_model.embeddings.patch_embeddings.projection
         states = projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
-        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights would give 0.02
+        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # randomly initialized weights would give 0.02
     message = r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained"
     with pytest.raises(ValueError, match=message):
         make_task(tmp_path, tmp_path / "output", *whitening, "--model_name_or_path", "somewhere")
@@ -403,7 +404,7 @@ SQUARES = ((16, 16), (24, 24), (32, 32))
 
 
 class Growing(HfViTTrainer):
-    """Trainer that trains on three increasing image sizes and records the size of every batch."""
+    """Trainer that increases the image size in three stages and records the image height of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, batch_transforms=[ImageSizes(((16, 16), (20, 20), (28, 28)))], **kwargs)
@@ -420,7 +421,8 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
 def test_sizes_have_equal_shares_of_the_steps_or_are_drawn_for_every_batch_from_seed_and_step_alone() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
     heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
-    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # the image size changes after 2 2/3 and 5 1/3 steps
+    # Each of the three sizes lasts 8/3 steps.
+    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]
 
     def sizes_of(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
@@ -443,7 +445,7 @@ def test_images_are_those_that_torch_interpolates_and_targets_stay() -> None:
         assert resized["labels"] is batch["labels"]
         assert torch.equal(batch["pixel_values"], draw())
     assert resize_batch(batch, (32, 32)) is batch
-    # Padding is resized with its image.
+    # The padding mask is resized together with the image.
     real = torch.tensor([[True, True, True, False], [False, False, False, False]])
     batch = {"pixel_values": draw(1, 16, 32), "patch_attention_mask": real[None]}
     larger = resize_batch(batch, (32, 64))["patch_attention_mask"]
@@ -466,7 +468,7 @@ def test_a_training_grows_and_its_evaluations_see_the_size_of_the_model(tmp_path
 def test_a_training_resumes_between_sizes(trainer_class: type[HfViTTrainer], tmp_path: Path) -> None:
     whole = train_augmented(tmp_path, 8, trainer_class=trainer_class)
     assert len(whole["losses"]) == 15
-    assert AUGMENTED_SAVE_STEP * 3 % 15  # the size does not change at the checkpoint
+    assert AUGMENTED_SAVE_STEP * 3 % 15  # the checkpoint is in the middle of an image size
     checkpoint = str(tmp_path / f"checkpoint-{AUGMENTED_SAVE_STEP}")
     resumed = train_augmented(tmp_path, 8, checkpoint, trainer_class=trainer_class)
     for part in ("losses", "weights"):

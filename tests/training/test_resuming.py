@@ -1,4 +1,4 @@
-"""Training recipes, and resuming: choice of the checkpoint, conditions, and protection of unrelated files."""
+"""Test recipes and resuming: the choice of a checkpoint, its conditions, and the protection of unrelated files."""
 
 import json
 import os
@@ -54,9 +54,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `photos` (8 for training, 2 for validation) and the `output` of a training run of 4 steps.
+    """Return a folder with `photos` (8 for training, 2 for validation) and the `output` of 4 training steps.
 
-    The output folder contained the files `MINE` before the training run started.
+    The files in `MINE` were in the output folder before training started.
     """
     folder = tmp_path_factory.mktemp("trained")
     for name, content in MINE.items():
@@ -75,14 +75,14 @@ def write(file: Path, content: str) -> None:
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change the working directory to a copy of the folder `trained`, and return the copy."""
+    """Return a copy of the folder `trained`, which is also the working directory."""
     monkeypatch.chdir(shutil.copytree(trained, tmp_path / "place"))
     return Path.cwd()
 
 
 @pytest.fixture
 def begun(place: Path) -> Path:
-    """Return the working directory of a run that was stopped after its first epoch."""
+    """Return the working directory, which contains the output of a training run that stopped after its first epoch."""
     shutil.rmtree("output/checkpoint-4")
     for file in output_files("output"):
         if file.name != "recipe.yaml":
@@ -95,7 +95,7 @@ def train(*options: str) -> None:
 
 
 def refusal(*options: str) -> str:
-    """Return the error message of a run that is refused, and check that the run changes no file."""
+    """Return the error message of a rejected training run, after checking that it changes no output file."""
     before = contents(Path("output"))
     with pytest.raises(SystemExit) as stopped:
         train(*options)
@@ -148,7 +148,7 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
     change, expected = CHANGES[name]
     change(begun / "photos")
     message = refusal(*LAST)
-    # File names include the class folder, so another class also changes the names.
+    # Moving an image to another class changes its file name, which includes the class folder.
     first = "names and sizes of train: " if name == "of another class" else expected
     assert f"The training run of output/checkpoint-2 was started with other conditions ({first}" in message
     assert expected in message
@@ -166,7 +166,7 @@ def test_accepted_changes_are_made_and_stand_in_the_card_and_in_checkpoints(begu
     assert "contents of train: " in change
     assert change in card
     assert "resume_with_changes" not in yaml.safe_load(Path("output/recipe.yaml").read_text())
-    # Changes that were accepted once need no second confirmation.
+    # Changes that were accepted once do not need to be accepted again.
     Path("output/model.safetensors").unlink()
     train(*LAST, *changes)
     assert change in Path("output/README.md").read_text()
@@ -196,7 +196,7 @@ def test_data_and_folders_may_move_and_what_does_not_matter_may_change(begun: Pa
 def test_other_arguments_are_refused_before_images_are_read(options: list[str], expected: str, begun: Path) -> None:
     shutil.rmtree("photos")
     assert f"other conditions ({expected})" in refusal(*LAST, *options)
-    # The check also applies to a checkpoint in another folder.
+    # The conditions are also checked for a checkpoint in another output folder.
     elsewhere = ("--output_dir", "new", "--resume_from_checkpoint", "output/checkpoint-2")
     assert f"other conditions ({expected})" in refusal(*elsewhere, *options)
     assert not Path("new").exists()
@@ -331,12 +331,13 @@ def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1  # the first byte is a digit of a checksum
+    # SHA256SUMS begins with a checksum, so its first byte is changed.
+    content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
 def cut_by_little(file: Path) -> None:
-    # Cutting SHA256SUMS a little would only change the last file names.
+    # SHA256SUMS is cut in half, because a short cut would only remove the last file name.
     truncate(file, 0.5 if file.name == "SHA256SUMS" else 0.999)
 
 

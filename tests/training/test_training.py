@@ -1,4 +1,4 @@
-"""Training of classifiers: digits, augmentation, streams, collators, safe saving, model cards, throughput logs."""
+"""Test the training of classifiers: data, augmentation, streams, collators, safe saving, model cards, throughput."""
 
 import dataclasses
 import hashlib
@@ -57,7 +57,7 @@ def test_digits_are_1437_and_360_stratified_images_of_28_pixels_with_names() -> 
     assert not train & test
     with pytest.raises(ValueError, match="image_size=4 is smaller than the digits, which have 8x8"):
         load_digits_dataset(image_size=4)
-    # A nearest-mean classifier is right for most digits only if images and labels match.
+    # A nearest-mean classifier is accurate only if images and labels match.
     pixels = {
         name: np.stack([np.ravel(image) for image in split["image"]]).astype(float) for name, split in splits.items()
     }
@@ -68,7 +68,7 @@ def test_digits_are_1437_and_360_stratified_images_of_28_pixels_with_names() -> 
 
 
 def test_splits_never_move_and_hold_out_is_a_stratified_tenth_of_train() -> None:
-    # Published scores are valid only for exactly these splits of the images.
+    # Published scores are valid only for these exact splits.
     splits = hold_out(load_digits()["train"])
     for split, expected in ((load_digits()["test"], "2496513fac89aea9"), (splits["test"], "033bdd80a124742a")):
         assert hashlib.sha256(bytes(split["label"])).hexdigest().startswith(expected)
@@ -92,7 +92,7 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_and_index() -> None:
     for epoch in (1, 0):
         dataset.set_epoch(epoch)
         assert np.array_equal(first, pixels(dataset, 5)) == (epoch == 0)
-    # Augmentation changes neither the global random generator nor the label.
+    # Augmentation changes neither the state of the global random generator nor the labels.
     state = torch.get_rng_state()
     assert dataset[5]["label"] == train[5]["label"]
     assert torch.equal(torch.get_rng_state(), state)
@@ -121,7 +121,7 @@ def test_collator_makes_the_batch_that_the_model_takes_and_only_normalizes_tenso
         assert torch.equal(image, processor(images=example["image"], return_tensors="pt")["pixel_values"][0])
     with pytest.raises(ValueError, match=r"have no label, only image\. .* remove_unused_columns=False"):
         ImageClassificationCollator(processor)([{"image": Image.new("L", (40, 30))}])
-    # Augmentation has brought tensors to their size.
+    # Tensors are not resized, because augmentation already has.
     processor = HfViTImageProcessor(num_channels=1, size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)
     image = torch.arange(28 * 28).remainder(256).to(torch.uint8).reshape(1, 28, 28)
     batch = ImageClassificationCollator(processor)([{"image": image, "label": 0}] * 2)
@@ -199,7 +199,7 @@ def test_card_says_what_was_measured_how_and_on_what_and_has_metadata_that_the_h
                 "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
             ],
         ),
-        (  # scores that are equal when rounded for display
+        (  # scores that differ by less than the displayed digits
             {"accuracy": 0.100001, "loss": 2.0},
             {"accuracy": 0.100002, "loss": 2.0},
             ["0.1000 | 0.1000", "2.0000 | 2.0000"],
@@ -334,7 +334,7 @@ def test_the_work_of_a_trained_classifier_is_three_times_its_forward_pass(tmp_pa
     assert training_flops(trainer.plain_model, 32, 32) == 3 * forward_flops(trainer.model.config, 32, 32)
     trainer.model.classifier.requires_grad_(False)
     assert training_flops(trainer.plain_model, 32, 64) == 0
-    # Peaks of devices are known or left out.
+    # The peak FLOP/s is known for these devices, and None for all others.
     assert {name: peak_flops(f"NVIDIA {name}") for name in PEAKS} == {n: peak * 1e12 for n, peak in PEAKS.items()}
     assert peak_flops("Tesla T4") is None
 
@@ -352,7 +352,7 @@ STREAM_STEPS = ["--max_steps", "7", "--save_strategy", "steps", "--save_steps", 
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return two copies of a dataset, one in image folders and one in tar files."""
+    """Return the paths of two copies of a dataset, one in class folders and one in tar files."""
     root, names = tmp_path_factory.mktemp("colors"), ["blue", "green", "red"]
     folder, tars = write_colors(root / "folders"), root / "tars"
     for split in ("train", "test"):
