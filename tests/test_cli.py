@@ -1,4 +1,4 @@
-"""The command `hf-vit` and its Python functions: output, errors, results."""
+"""Test the command `hf-vit` and the equivalent Python functions: output, errors and results."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from .helpers.options import given_arguments, parse_arguments
 
 SHAPE = {**encoder_shape(16, 2, 32), "patch_size": 8}
 OPTIONS = {"preset": "tiny", "image_size": 16, "config_overrides": SHAPE, "max_steps": 2, "use_cpu": True}
-OPTIONS |= {"per_device_train_batch_size": 4, "report_to": "none", "bf16": False}  # evaluation always uses float32
+OPTIONS |= {"per_device_train_batch_size": 4, "report_to": "none", "bf16": False}  # float32, as in evaluation
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, a folder with photos."""
+    """Return a folder with photos, which is also the working directory."""
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -140,7 +140,7 @@ def test_words_become_values_of_the_declared_types() -> None:
     values, _ = cli.read(cli.load_page("visualize"), words.split())
     photos = [Path("a.png"), Path("b.png")]
     assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": (3.0, 4.5)}
-    # Positional words are values of options; a missing word sets no option.
+    # Positional arguments set options. An omitted positional argument does not set its option.
     values = {"model_name_or_path": "m", "dataset_name": "d", "seed": 1}
     assert cli.read(cli.merged(), ["m", "d", "--seed", "1", "x"]) == (values, ["x"])
     _, values = cli.prepare("evaluate", ["m", "d", "--task", "image-text"], None)

@@ -1,4 +1,4 @@
-"""Layout of the package: allowed imports, and maximum sizes of folders, files and functions."""
+"""Test the layout of the package: allowed imports, and maximum sizes of folders, files and functions."""
 
 import ast
 import sys
@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TRAVELING = [path for path in FILES if path.parent == PACKAGE / "model"]
 
 OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
-# Modules that files saved with checkpoints may always import, and modules that they may import only if installed.
+# Files saved with checkpoints may always import the first set of modules, and the second only if it is installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each folder may import only from the folders listed before it.
@@ -56,13 +56,13 @@ def is_inside(parents: tuple[ast.AST, ...], *words: str) -> bool:
 
 
 def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is the import for `optimize=True`, the only one allowed in files of checkpoints."""
+    """Return whether a node is the import for `optimize=True`, the only import of hf_vit allowed in these files."""
     is_tried = any(isinstance(parent, ast.Try) and node in parent.body for parent in parents)
     return is_tried and ast.unparse(node) == "from hf_vit.inference.optimize import optimize_for_inference"
 
 
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is in the uncalled function with imports that make transformers copy these files."""
+    """Return whether a node is in `_import_saved_files`, whose imports make transformers copy the imported files."""
     return any(isinstance(parent, ast.FunctionDef) and parent.name == "_import_saved_files" for parent in parents)
 
 
@@ -93,7 +93,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def folder_of(module: str) -> str:
-    """Return the top-level folder of a module, "" for modules outside of folders."""
+    """Return the top-level folder of a module, or "" if the module is not in a folder."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 

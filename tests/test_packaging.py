@@ -1,4 +1,4 @@
-"""Packaging: tested versions, links on the package page, and install commands in error messages."""
+"""Test the packaging: tested versions, links on the package page, and install commands in error messages."""
 
 import re
 import tomllib

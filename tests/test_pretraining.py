@@ -1,4 +1,4 @@
-"""`hf-vit pretrain`: three training runs in sequence, and a comparison of the two runs that use labels."""
+"""Test `hf-vit pretrain`, which trains three models in sequence and compares the two trained with labels."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ class Trainings:
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
     greater_is_better: bool = True
-    missing: bool = False  # True if the images have no labels
+    missing: bool = False  # whether the images have no labels
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     def __call__(self, *words: Any, report: Any, model: Any = None, **options: Any) -> Any:
@@ -69,7 +69,8 @@ def test_the_labeled_starts_from_the_unlabeled(monkeypatch: pytest.MonkeyPatch, 
     assert {called[1]["seed"] for called in trainings.calls} == {3}
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
-    # The margin is two standard errors of a difference of proportions: 2 · √((0.5² + 0.25 · 0.75) / 100), n = 100.
+    # For 100 images, two standard errors of the difference of the accuracies are
+    # 2 · √((0.5² + 0.25 · 0.75) / 100) = 0.132.
     assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images (" in said[-1]
     assert "differences below 13.2 points may be chance" in said[-1]
 
@@ -154,7 +155,7 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
-    # Three seconds are not enough for 20 steps of each run.
+    # Three seconds are not enough for 20 steps of each training run.
     for module in (plan, keep_budget):
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
     monkeypatch.setattr(budget, "LEAST_TIMED", 1)

@@ -1,4 +1,4 @@
-"""The table of model stages that `hf-vit info MODEL --image` prints."""
+"""Test the table of model stages that `hf-vit info MODEL --image` prints."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The test suite itself: random numbers depend on the seed only, and no files or processes remain."""
+"""Test the test suite: random numbers depend only on the seed, and no files or processes remain after a test."""
 
 import json
 import os
@@ -54,7 +54,7 @@ DRAWING = """
 
 
 def drawn(pytester: pytest.Pytester, *arguments: str) -> dict[str, list[float]]:
-    """Return the random numbers of tests and fixtures by name."""
+    """Run pytest and return the random numbers that each test and fixture has drawn, keyed by name."""
     lines = pytester.runpytest_inprocess(*PLUGINS, *arguments).outlines
     draws = [json.loads(line.removeprefix("DREW ")) for line in lines if line.startswith("DREW ")]
     assert len({name for name, _ in draws}) == len(draws), "something was drawn twice"
@@ -106,7 +106,7 @@ if sys.platform == "linux":
 
 @pytest.fixture
 def _swept() -> Iterator[None]:
-    """Remove files left behind by the tests that run inside these tests."""
+    """Remove files that nested pytest runs have left behind."""
     yield
     for folder in (HOME, TEMPORARY):
         for file in folder.glob("left*"):

@@ -180,5 +180,5 @@ def test_a_damaged_or_missing_image_of_a_stream_stops_it_or_is_left_out(photos, 
     rows = tmp_path / "rows"
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(rows / "train.parquet")
     expect_error("an image is missing", list, islice(streamed(rows, keep_file), 4))
-    # If the missing image is skipped, the stream can return more images than an epoch has.
+    # If the missing image is skipped, an epoch has 3 images, so the 4 images come from two epochs.
     assert len(list(islice(streamed(rows, keep_file, skip_unreadable=True), 4))) == 4

@@ -1,4 +1,4 @@
-"""Results on a GPU compared with the CPU; without a GPU, other kernels of the CPU are compared."""
+"""Compare results on a GPU with results on the CPU. Without a GPU, compare different CPU kernels."""
 
 from typing import Any
 
@@ -19,14 +19,15 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 ATTENTION = ["eager", "sdpa", *["flex_attention"] * HAS_GPU]
 FLASH = ["flash_attention_2"] * (HAS_GPU and is_flash_attn_2_available())
-BACKEND = "inductor" if HAS_GPU else "aot_eager"  # other tests compile kernels for the CPU
-# Relative to the largest value, compared with float64
+# Without a GPU, nothing is compiled, because other tests compile kernels for the CPU.
+BACKEND = "inductor" if HAS_GPU else "aot_eager"
+# Maximum differences from float64 results, relative to the largest value
 TOLERANCES = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.fixture(autouse=True)
 def _comparable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the same random numbers on all devices, and convolve in float32 (TF32 is too coarse with batch norm)."""
+    """Draw equal random numbers on all devices, and disable TF32, which is too imprecise with batch norm."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     rand = torch.rand
 
@@ -37,14 +38,14 @@ def _comparable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(value: Any) -> Any:
-    """Move tensors, also in dictionaries and lists, to the device."""
+    """Move a tensor, or all tensors in dictionaries and lists, to the tested device."""
     if isinstance(value, dict):
         return {name: moved(item) for name, item in value.items()}
     return [moved(item) for item in value] if isinstance(value, list) else value.to(DEVICE)
 
 
 def model_and_batch(name: str) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """Return the model of a case, with fixed weights, and a batch of four."""
+    """Return the model of a test case, with reproducible random weights, and a batch of 4 examples."""
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = case.model_class(config)
@@ -80,7 +81,7 @@ def test_a_compiled_model_is_the_same_at_other_batches() -> None:
         assert_close(compiled(images).logits, model(images).logits, TOLERANCES[torch.float32], f"a batch of {batch}")
 
 
-@pytest.mark.parametrize("resample", [2, 3])  # bilinear, bicubic
+@pytest.mark.parametrize("resample", [2, 3])  # 2 is bilinear, 3 is bicubic
 def test_images_are_resized_as_in_double_precision(resample: int) -> None:
     processor = HfViTImageProcessor(size={"height": 48, "width": 40}, resample=resample, do_normalize=False)
     generator = torch.Generator().manual_seed(0)
@@ -96,8 +97,9 @@ def test_images_are_resized_as_in_double_precision(resample: int) -> None:
     actual = processor([image.to(DEVICE) for image in images], device=DEVICE, return_tensors="pt")["pixel_values"]
     assert actual.device.type == DEVICE.type
     difference = (255 * actual.cpu() - expected).abs()
-    assert float(difference.max()) <= 1.01  # one gray level at most
-    # Kernels for integers on the CPU also round between the two sides: 0.14 for bilinear, 0.16 for bicubic.
+    assert float(difference.max()) <= 1.01  # at most one gray level
+    # CPU kernels for integers also round after resizing the first side. The mean difference is 0.14 gray levels
+    # for bilinear and 0.16 for bicubic interpolation.
     assert float(difference.mean()) <= (0.01 if HAS_GPU else 0.2)
 
 

@@ -214,7 +214,8 @@ def test_sigmas_of_people_are_those_of_coco_and_what_does_not_fit_is_refused() -
 
 def test_keypoint_scores_equal_hand_computed_ones() -> None:
     metric = KeypointMetric(FACE)
-    # The labeled keypoints span 60 pixels, so PCK accepts errors up to 12 pixels. The square root of the box area is 80.
+    # The labeled keypoints span 60 pixels, so PCK accepts errors up to 12 pixels. NME divides errors by
+    # 80 pixels, the square root of the box area.
     scores = score(metric, (found((12, 0), (0, 13), (3, 4), (99, 99)), truth()))
     assert scores["pck"] == pytest.approx(2 / 3)
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / 80)

@@ -1,4 +1,4 @@
-"""Optimized models: equal predictions, never slower, and a report of unused optimizations."""
+"""Test optimized models: equal predictions, no slowdown, and a report of unused optimizations."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture(autouse=True)
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every candidate twice as fast as the previous best, without measuring."""
+    """Replace the time measurement: every candidate appears twice as fast as the previous best."""
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
@@ -54,7 +54,8 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
     assert compiled.difference < 1e-4
     assert int8.difference is not None, str(fast.report)
-    assert 1e-6 < int8.difference < 0.1  # not zero: the int8 model was used, and is less precise
+    # A non-zero difference shows that the less precise int8 model was used.
+    assert 1e-6 < int8.difference < 0.1
     assert fast.report.best.name in str(fast.report)
     assert type(fast) is hf_vit.HfViTForImageClassification
     assert fast.config is model.config
@@ -190,7 +191,7 @@ def test_options_that_do_not_fit_and_models_that_cannot_be_compared_are_refused(
 
 
 def step(model: Any) -> None:
-    """Take a step with fused AdamW, which does not increase the version counters of the weights."""
+    """Take an optimizer step with fused AdamW, which does not increase the version counters of the weights."""
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     torch.optim.AdamW(model.parameters(), fused=True).step()

@@ -1,4 +1,4 @@
-"""The ablation script: it trains each variant of a recipe once and writes a table of the scores."""
+"""Test the ablation script, which trains each variant of a recipe and writes a table of the scores."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def write_ablation(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the ablation script. It forks this process for each training run, which avoids repeated imports."""
+    """Return the ablation script. In tests, each training run is a fork of this process, to avoid repeated imports."""
     loaded = load_script("ablate")
 
     def start(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -87,7 +87,7 @@ def test_a_training_that_fails_is_named(
     with pytest.raises(SystemExit, match=r"'the recipe' failed.*finished runs are skipped"):
         script.main(file, script.Arguments(dataset_name="photos"))
     assert "There is no task 'nowhere'" in capsys.readouterr().err
-    # The output folder contains the name of the ablation file.
+    # The path of the output folder contains the name of the ablation file.
     assert Path("outputs/ablation/ablation/the-recipe/seed-0/variant.yaml").is_file()
 
 

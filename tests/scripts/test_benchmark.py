@@ -1,4 +1,4 @@
-"""Benchmark scripts, run with tiny models and few steps."""
+"""Test the benchmark scripts with tiny models and few steps."""
 
 import itertools
 import json
@@ -142,7 +142,8 @@ def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) 
 def test_learning_trains_peers(
     task: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quarters = itertools.count(0, 0.25)  # seconds of a fake clock, which is read before each step
+    # A fake clock advances by 0.25 seconds at each reading.
+    quarters = itertools.count(0, 0.25)
     monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter=lambda: next(quarters)))
     config = {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": DETECTION}
     recipe = {"preset": "tiny", "config_overrides": config, "use_muon": True, "learning_rate": 0.02, **options}

@@ -1,4 +1,4 @@
-"""The demo: a complete run with few training steps, and the model card that it writes."""
+"""Test the demo: a complete run with few training steps, and the model card that it writes."""
 
 import importlib.util
 import json
@@ -45,7 +45,8 @@ def test_demo_saves_a_model_and_a_card_and_prints_progress_and_predictions(tmp_p
     assert re.search(rf"\| accuracy \| \**{score:.4f}\** \| \**0\.1028\** \|", card.content)
     assert "python scripts/demo.py --max_steps 3" in card.content
 
-    lines = [line for line in said.splitlines() if ".png: " in line]  # printed by a new process
+    # A new process prints one line per image.
+    lines = [line for line in said.splitlines() if ".png: " in line]
     assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
     with Image.open(folder / "predictions.png") as picture:
         assert min(picture.size) > 2 * TILE_SIZE

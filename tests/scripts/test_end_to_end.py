@@ -88,7 +88,7 @@ def train_on_two_nodes(workplace: Path, *arguments: str) -> None:
 
 
 def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
-    """Start a training run and kill it some time after its first checkpoint."""
+    """Start a training run and kill the process after the first checkpoint has been saved."""
     words = ("hf_vit", "train", "image-classification", "recipe.yaml", "--output_dir", output_dir)
     process = start_python("-m", *words, workdir=workplace)
     deadline = time.monotonic() + 120
@@ -171,9 +171,9 @@ def test_class_folders_without_splits_are_trained_on_evaluated_and_predicted(wor
 
 
 def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Path) -> None:
-    # No dropout, because each process draws other random numbers.
+    # The model has no dropout, because each process draws different random numbers.
     still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}'
-    # SGD, because Adam amplifies rounding errors of zero gradients, such as that of the bias of the keys.
+    # The optimizer is SGD, because Adam scales up rounding errors of zero gradients, such as those of key biases.
     options = ("--config_overrides", still, "--num_train_epochs", "2", "--optim", "sgd", "--learning_rate", "0.1")
     for nodes, start in ((1, train), (2, train_on_two_nodes)):
         arguments = ("--output_dir", f"by-{nodes}", "--logging_steps", "1", *options)
@@ -224,7 +224,8 @@ def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path
     assert 'model="path/to/this/folder"' in (resumed / "README.md").read_text()
     answers = dict(line.split() for line in opened.stdout.splitlines())
     lines = lines_of((resumed / "test_predictions.jsonl").read_text())
-    assert answers == {line["label"]: line["prediction"] for line in reversed(lines)}  # first image of each class
+    # In reversed order, the last entry of a class in this dictionary is the prediction of its first image.
+    assert answers == {line["label"]: line["prediction"] for line in reversed(lines)}
 
 
 def test_training_itself_publishes_model_card_and_scores(workplace: Path, tmp_path: Path) -> None:

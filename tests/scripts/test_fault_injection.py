@@ -1,4 +1,4 @@
-"""The fault injection script, which interrupts training runs, with a tiny model."""
+"""Test the fault injection script, which interrupts training runs, with a tiny model."""
 
 from pathlib import Path
 

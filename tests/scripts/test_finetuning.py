@@ -1,4 +1,4 @@
-"""Example scripts for fine-tuning: each trains a new and a saved model on tiny data, evaluates it and saves it."""
+"""Test the example scripts for fine-tuning. Each script trains, evaluates and saves a new and a pretrained model."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ from ..helpers.models import save_model, small_config
 from ..helpers.object_trainings import write_figures, write_objects
 
 
-# Dataset folder and main score of each example script.
+# Maps each example script to its dataset folder and main score.
 SCRIPTS = {
     "finetune_image_classification": ("photos", "accuracy"),
     "finetune_semantic_segmentation": ("scenes", "mean_iou"),
@@ -38,7 +38,7 @@ CLASSIFIER, SEGMENTATION, DETECTION, DEPTH, KEYPOINTS, PRETRAINING = SCRIPTS  # 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with data of all tasks and a saved model of each task."""
+    """Return a folder with data and a saved model for each task."""
     folder = tmp_path_factory.mktemp("workplace")
     write_class_folders(folder / "photos", ["cat", "dog"])
     write_scenes(folder / "scenes")
@@ -58,7 +58,7 @@ def arguments_of(script: str, output: Path, *options: str) -> list[str]:
 
 
 def run(script: str, workplace: Path, output: Path, *options: str) -> None:
-    """Run an example script in this process, which has imported the libraries."""
+    """Run an example script in this process, which avoids repeated imports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(workplace)
         patch.setattr(sys, "argv", [script, *arguments_of(script, output, *options)])
@@ -66,7 +66,7 @@ def run(script: str, workplace: Path, output: Path, *options: str) -> None:
 
 
 def check(script: str, output: Path) -> Any:
-    """Check the output folder of an example script. Return the saved model."""
+    """Check the output folder of an example script, and return the saved model."""
     scores = json.loads((output / "all_results.json").read_text())
     assert {"train_loss", "validation_loss", f"validation_{SCRIPTS[script][1]}"} <= scores.keys()
     assert ("test_loss" in scores) == (script == CLASSIFIER)

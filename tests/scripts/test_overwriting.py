@@ -1,4 +1,4 @@
-"""Commands never overwrite inputs or unrelated files. They replace output of an earlier run only on request."""
+"""Test that commands never overwrite inputs or unrelated files, and replace earlier output only on request."""
 
 from pathlib import Path
 
@@ -112,7 +112,8 @@ def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"validation_.* exists, from an earlier run"):
         hf_vit.evaluate(model, data, output_dir=scores, **options)
     assert hf_vit.evaluate(model, data, output_dir=scores, overwrite=True, **options) == first
-    hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)  # another split has separate files
+    # The scores of each split have their own files, so nothing is overwritten.
+    hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)
 
 
 def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
@@ -142,4 +143,4 @@ def test_files_are_recognized_by_their_content(name: str, tmp_path: Path) -> Non
     file.rename(copied)
     with pytest.raises(ValueError, match="was not written by this command"):
         check_outputs([copied], overwrite=True)
-    check_outputs([file])  # the file no longer exists
+    check_outputs([file])  # has been deleted

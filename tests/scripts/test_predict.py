@@ -1,4 +1,4 @@
-"""`hf-vit predict`: inputs, candidate texts, output, pictures and error messages."""
+"""Test `hf-vit predict`: inputs, candidate texts, output, pictures and error messages."""
 
 import json
 import re
@@ -96,7 +96,8 @@ def test_bad_files_are_named(saved: Path, tmp_path: Path, capsys: pytest.Capture
     (folder / "9-last.gif").touch()
     with pytest.raises(SystemExit) as stopped:
         cli.main(["predict", str(saved), str(folder), "--batch_size", "2", "--picture", str(picture)])
-    assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")  # a string, so exit code 1
+    # SystemExit with a string gives the exit code 1.
+    assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")
     output = capsys.readouterr()
     lines = lines_of(output.out)
     assert [line["file"] for line in lines] == [file for file in files if file != files[3]]
@@ -120,11 +121,11 @@ def test_images_are_found_in_order_and_opened_upright_with_their_stored_colors_o
         (tmp_path / name).touch()
     assert [path.name for path in find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
     exif = Image.Exif()
-    exif[0x0112] = 6  # EXIF orientation: camera rotated by 90 degrees
+    exif[0x0112] = 6  # EXIF orientation of a 90 degree rotation
     Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (20, 40)
     Image.new("RGBA", (4, 4), (7, 8, 9, 0)).save(tmp_path / "clear.png")
-    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # training reads the same color
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # the same color as in training
 
     for dtype, value in ((np.float32, 256), (np.float32, 0.5), (np.float32, np.nan), (np.int32, 256), (np.int32, -1)):
         pixels = np.zeros((2, 2), dtype)
@@ -207,7 +208,8 @@ def test_models_of_others_leave_broken_files_out_and_are_not_optimized(tmp_path:
 def test_the_report_of_an_optimization_is_logged(
     saved: Path, tmp_path: Path, capsys: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")  # without a C++ compiler; test_optimize.py compiles
+    # Hide the C++ compiler, which would slow down this test. Compilation is tested in test_optimize.py.
+    monkeypatch.setenv("PATH", "")
     cli.main(["predict", str(saved), *write_images(tmp_path, 2), "--optimize"])
     assert len(lines_of(capsys.readouterr().out)) == 2
     (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.inference.predict"]

@@ -1,4 +1,4 @@
-"""`hf-vit predict` with models for segmentation and depth: output, files and pictures."""
+"""Test `hf-vit predict` with models for segmentation and depth: output, files and pictures."""
 
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from .test_predict import lines_of
 
 NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
-SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
-PANEL_SIZE = 320  # minimum length in pixels of the longer side of an image in a picture
+SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # (width, height) in pixels
+# Images in pictures are enlarged until their longer side has at least this length in pixels.
+PANEL_SIZE = 320
 FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
     "semantic": (hf_vit.HfViTForSemanticSegmentation, {}),
@@ -56,7 +57,7 @@ def write_noise(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
 
 
 def predict(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
-    """Predict all images. Return the printed JSON lines."""
+    """Run `hf-vit predict` on all images, and return the printed JSON lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
     hf_vit.cli.main(["predict", str(workplace / model), *images, *options])
     lines = lines_of(capsys.readouterr().out)
@@ -65,7 +66,7 @@ def predict(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *op
 
 
 def run(workplace: Path, model: str, folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict]:
-    """Predict all images with output files, and check the pictures. Return the printed JSON lines."""
+    """Run `hf-vit predict` with an output folder, check its pictures, and return the printed JSON lines."""
     lines = predict(workplace, capsys, model, "--output_dir", str(folder), *options)
     for line, (name, (width, height)) in zip(lines, SIZES.items(), strict=True):
         assert sorted(line["written"]) == sorted(map(str, folder.glob(f"{Path(name).stem}_*")))
@@ -77,7 +78,7 @@ def run(workplace: Path, model: str, folder: Path, capsys: pytest.CaptureFixture
 
 
 def post_processed(workplace: Path, model: str, method: str, **options: Any) -> list:
-    """Return the results of a post-processing method for each image, computed without the command."""
+    """Return the result of a post-processing method of the image processor for each image, without the command."""
     opened = MODELS[model][0].from_pretrained(workplace / model)
     processor = hf_vit.HfViTImageProcessor.from_pretrained(workplace / model)
     results = []
@@ -188,7 +189,8 @@ def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pyte
         lines = lines_of(capsys.readouterr().out)
         assert [set(line) & {"classes", "segments", "unit"} for line in lines] == [{key}] * 2
         with Image.open(file) as picture:
-            assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each next to its prediction
+            # The picture shows two images, each next to its prediction.
+            assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`hf-vit predict` with models for object and keypoint detection: output, files and pictures."""
+"""Test `hf-vit predict` with models for object and keypoint detection: output, files and pictures."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from .test_predict_dense import SIZES, predict, write_noise
 
 
 BLACK = Image.new("RGB", (40, 20))
-SCALE = 480 / BLACK.width  # scale of the black image in its picture
+SCALE = 480 / BLACK.width  # factor by which the image is enlarged in a picture
 COLORS = [tuple(color) for color in segmentation_palette(4).tolist()]
 
 
@@ -141,7 +141,7 @@ def test_boxes_and_keypoints_are_drawn_with_names_scores_and_skeleton(workplace:
     assert picture.getpixel((30 * SCALE, 12 * SCALE)) == color
     assert picture.getpixel((20 * SCALE, 13 * SCALE)) == (0, 0, 0)
     above = picture.crop((10 * SCALE, 8 * SCALE - 18, 10 * SCALE + 60, 8 * SCALE - 1)).getcolors()
-    assert max(above)[1] == color  # background of the class name
+    assert max(above)[1] == color  # background color of the class name
     assert len(above) > 2
 
     config = HfViTConfig.from_pretrained(workplace / "pose")
@@ -153,6 +153,7 @@ def test_boxes_and_keypoints_are_drawn_with_names_scores_and_skeleton(workplace:
     assert at["nose"] == pytest.approx(COLORS[0], abs=3)
     assert at["left eye"] == pytest.approx(COLORS[1], abs=3)
     assert 0 < sum(at["right eye"]) < sum(COLORS[2]) / 2  # keypoints with a low score are drawn faintly
-    assert picture.getpixel((20.5 * SCALE, 10.5 * SCALE)) == pytest.approx(COLORS[1], abs=25)  # from nose to left eye
-    assert picture.getpixel((20.5 * SCALE, 6.5 * SCALE)) == (0, 0, 0)  # no line between the eyes
+    # A line connects the nose and the left eye, but not the two eyes.
+    assert picture.getpixel((20.5 * SCALE, 10.5 * SCALE)) == pytest.approx(COLORS[1], abs=25)
+    assert picture.getpixel((20.5 * SCALE, 6.5 * SCALE)) == (0, 0, 0)
     assert picture.getpixel((2 * SCALE, 12 * SCALE)) == IGNORED

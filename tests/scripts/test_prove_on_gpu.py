@@ -1,4 +1,4 @@
-"""The script of GPU checks: commands, timeouts, skipping of finished parts, and comparison of results."""
+"""Test the script of GPU checks: commands, timeouts, skipping of finished parts, and comparison of results."""
 
 import json
 import subprocess

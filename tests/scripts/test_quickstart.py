@@ -1,4 +1,4 @@
-"""The quickstart notebook: all cells run in order with a tiny model."""
+"""Test that all cells of the quickstart notebook run in order, with a tiny model."""
 
 import json
 from pathlib import Path

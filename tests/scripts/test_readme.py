@@ -1,4 +1,4 @@
-"""README files: Python code runs, commands parse, and all mentioned files and names exist."""
+"""Test README files: Python code runs, commands have valid options, and all mentioned files and names exist."""
 
 import argparse
 import ast
@@ -31,7 +31,7 @@ MARKS = ("", "gpu", "network")
 
 
 class Block(NamedTuple):
-    """A code block of a Markdown file: its language, the marker after the language, and its code."""
+    """A code block in a Markdown file, with its language, the marker after the language, and its code."""
 
     language: str
     mark: str
@@ -68,7 +68,7 @@ def commands_of(code: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assert that a command is an expected one and that its parser accepts its arguments."""
+    """Assert that the program is known and that its argument parser accepts the options."""
     program, *rest = words
     if program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -126,7 +126,7 @@ def parse(program: Callable[[], Any], name: str, arguments: list[str], monkeypat
 
 
 def save_config(model_class: str, arguments: list[str]) -> None:
-    """Save a configuration with the model class, which evaluation commands read from the folder of a training run."""
+    """Save a model configuration in --output_dir, from which evaluation commands read the model class."""
     HfViTConfig(architectures=[model_class]).save_pretrained(arguments[arguments.index("--output_dir") + 1])
 
 
@@ -239,7 +239,7 @@ def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
         str(file.relative_to(ROOT))
         for file in files
         if re.search("depth_estimation|DepthEstimation", file.name + file.read_text(encoding="utf-8"))
-        # Excluded: conversion of checkpoints has a separate checklist, and other files measure existing tasks.
+        # Conversion has a separate checklist, and other excluded files only measure existing tasks.
         and not str(file.relative_to(ROOT)).startswith(APART)
     }
     assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"

@@ -1,4 +1,4 @@
-"""Python code in the folder of a model never runs without consent of the user."""
+"""Test that Python code in the folder of a model never runs without consent of the user."""
 
 import json
 from collections.abc import Callable
@@ -65,7 +65,7 @@ PIPELINE = {"impl": "foreign.ForeignForImageClassification", "pt": ["AutoModelFo
 
 
 def save_foreign(place: Path, **changes: object) -> Path:
-    """Save a valid model with a Python file that its JSON files refer to. `changes` are fields of config.json."""
+    """Save a valid model whose JSON files refer to a Python file. `changes` replaces fields of config.json."""
     folder = place / "foreign"
     ViTForImageClassification(ViTConfig(**SHAPE, image_size=16, patch_size=8)).save_pretrained(folder)
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
@@ -145,7 +145,7 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
         hf_vit.HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
         add_code(folder, tmp_path / MARKER)
         own = CUSTOM_PIPELINES["HfViTForKeypointDetection"]
-        change_json(folder / "config.json", custom_pipelines=own)  # saved pipelines have this field
+        change_json(folder / "config.json", custom_pipelines=own)  # added to config.json by saved pipelines
         call_command("predict", [folder.name, "photo.png"])
         assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
         assert not (tmp_path / MARKER).exists()

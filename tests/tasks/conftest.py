@@ -1,4 +1,4 @@
-"""Synthetic data of tasks, which no test changes."""
+"""Fixtures of synthetic data of the tasks. Tests must not change these data."""
 
 from pathlib import Path
 

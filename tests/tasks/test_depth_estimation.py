@@ -1,4 +1,4 @@
-"""Training of depth estimation: evaluation and baseline."""
+"""Test the training of depth estimation: evaluation and baseline."""
 
 import json
 import shutil
@@ -42,7 +42,8 @@ def config_of(changes: dict[str, Any]) -> list[str]:
 def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
     _, predict = DepthEvaluator(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).naive_baseline(depths)
-    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # pixels without any valid depth get the overall mean
+    # Pixels that are invalid in all depth maps get the mean of all valid depths.
+    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()
     torch.testing.assert_close(predict(depths[0]), mean)
     assert predict(torch.ones(4, 6)).shape == (4, 6)
     options = HfViTDepthConfig(depth_estimation_type="relative")
@@ -97,7 +98,7 @@ def test_mistakes_are_found_before_training(scenes: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return scenes with depths of 20 to 60 meters in KITTI format: sparse depth, stored as 256 units per meter."""
+    """Return scenes with sparse depths of 20 to 60 meters in KITTI format, in which 256 units are one meter."""
     folder = tmp_path_factory.mktemp("streets") / "streets"
     shutil.copytree(scenes, folder)
     rng = np.random.default_rng(0)
@@ -111,7 +112,7 @@ def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() ->
     for depths, expected in (
         (torch.rand(1000) * 9.99, 10),  # depths of rooms, as in NYU Depth V2
         (torch.rand(1000) * 0.5, 10),
-        (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a few outliers, such as a window
+        (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a few outliers, e.g. behind a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
         (torch.rand(1000) * 75, 80),  # depths of streets, as in KITTI
         (torch.rand(1000) * 9000, 10),  # depths in millimeters
@@ -146,7 +147,7 @@ def test_depths_out_of_range_are_refused(streets: Path, tmp_path: Path, monkeypa
     HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")
     HfViTImageProcessor(size=16).save_pretrained(tmp_path / "rooms")
     options = ["--depth_scale", "256", "--model_name_or_path", str(tmp_path / "rooms")]
-    # The depths of one image are below 20 meters; those of all other images are not.
+    # All depths of one image are below 20 meters. All other images have depths of 20 to 60 meters.
     far = tmp_path / "far"
     shutil.copytree(streets, far)
     for split in ("train", "val"):

@@ -1,4 +1,4 @@
-"""Image captioning end to end: train, generate in other processes, resume, evaluate, continue, errors."""
+"""Test image captioning end to end: train, generate in other processes, resume, evaluate, continue, and errors."""
 
 import json
 import re
@@ -31,7 +31,7 @@ STEPS += ["--save_steps", "120", "--learning_rate", "3e-3", "--min_crop_scale", 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return images with captions, and a trained model."""
+    """Return a folder with captioned images and a model trained on them."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     call_command(
@@ -65,7 +65,7 @@ def test_a_training_describes_images_and_its_card_compares_it_with_both_baseline
     assert len(pictures) == 2
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     check_upload(folder)
-    # Run the code example of the model card that uses the package.
+    # Run the code example in the model card that uses the package.
     Image.open(photo_of(workplace, ("red", "blue"))).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})

@@ -1,4 +1,4 @@
-"""Setup of image classification: data, model, trainer, and errors before training."""
+"""Test the setup of image classification: data, model, trainer, and errors before training."""
 
 import itertools
 import logging
@@ -94,18 +94,20 @@ def test_a_saved_classifier_is_kept_for_the_same_classes_only(
     folder, expected = saved
     model, _ = load_classifier(arguments_of(folder), NAMES)
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in expected.state_dict().items())
-    expected.config.problem_type = "multi_label_classification"  # fine-tuning uses one label per image
+    # Fine-tuning on single-label data must replace this problem type.
+    expected.config.problem_type = "multi_label_classification"
     expected.save_pretrained(folder)
     tuned, _ = load_classifier(arguments_of(folder), NAMES)
     assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
 
     folder, expected = saved
-    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # classes that differ in number or order from the saved ones
+    # The classes differ in number or order from those of the saved model.
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):
         arguments = arguments_of(folder, image_size=48, config_overrides={"drop_path_rate": 0.1})
         model, processor = load_classifier(arguments, names)
         assert model.config.id2label == dict(enumerate(names))
         assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
-        # Weights of a new head have a standard deviation of 1/4, those of the saved head 1.
+        # The standard deviation of head weights is 1/4 in a new head and 1 in the saved head.
         assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
@@ -141,7 +143,7 @@ SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 @pytest.fixture(params=["vit", "dinov2"])
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.Module]:
-    """Return a classifier and a headless model of transformers, each with its image processor."""
+    """Save a published architecture with its image processor. Return the folder and the encoder."""
     if request.param == "vit":
         model = transformers.ViTForImageClassification(
             transformers.ViTConfig(**SHAPE, intermediate_size=16, num_labels=3)
@@ -183,7 +185,7 @@ def test_a_lone_file_of_weights_is_tuned(tmp_path: Path) -> None:
         assert (model.config.image_size, input_size(processor)) == (32, (32, 32))
         assert bool(processor.do_center_crop) == (name != "vit.npz")
         assert processor.image_mean[0] == (0.5 if name == "vit.npz" else 0.485)
-    # A checkpoint of OpenAI, which does not name its activation function
+    # A checkpoint from OpenAI does not contain the name of its activation function.
     theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
     torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
     told = arguments_of(tmp_path / "clip.pt", config_overrides={"hidden_act": "quick_gelu"})
@@ -201,7 +203,7 @@ def test_a_published_model_is_trained(
     call_command("evaluate", [*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # the bias was initialized to zeros, so a non-zero value has been loaded
+    assert model.classifier.bias.any()  # the bias is initialized to zeros, so it has been loaded
 
 
 def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +213,7 @@ def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: p
     arguments = ["--dataset_name", "photos", "--use_cpu", "--model_name_or_path", "vit.pth"]
     call_command("train image-classification", [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"])
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
-    with pytest.raises(SystemExit, match="LABEL_0"):  # the file does not contain class names
+    with pytest.raises(SystemExit, match="LABEL_0"):  # the checkpoint contains no class names
         call_command("evaluate", arguments)
 
 

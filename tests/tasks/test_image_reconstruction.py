@@ -1,4 +1,4 @@
-"""Image reconstruction: latents, decoder and loss, and training with the command."""
+"""Test image reconstruction: latents, decoder, loss, and training with the command."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def test_padding_changes_neither_pixels_nor_loss(options: dict[str, Any]) -> Non
 
 @torch.no_grad()
 def test_latents_have_the_distribution_of_diffusers() -> None:
-    """The reference is `torch.distributions`."""
+    """Compare the KL divergence of the latents with `torch.distributions`."""
     latent_dist = make_model(KL).encode(torch.randn(2, 3, 32, 32)).latent_dist
     normal = torch.distributions.Normal(latent_dist.mean, (latent_dist.logvar / 2).exp())
     expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(dim=(1, 2, 3))
@@ -113,7 +113,7 @@ def test_a_batch_is_overfitted(options: dict[str, Any]) -> None:
 
 
 def test_scores_are_those_of_their_formulas() -> None:
-    """PSNR is compared with its formula; SSIM of equal images is 1, and NaN if the window does not fit."""
+    """Compare PSNR with its formula. The SSIM of equal images is 1, and NaN if the window exceeds the image."""
     image = torch.rand(3, 16, 16)
     changed = (image + 0.1 * torch.randn_like(image)).clamp(0, 1)
     metric = ReconstructionMetric()
@@ -122,7 +122,7 @@ def test_scores_are_those_of_their_formulas() -> None:
     assert 0 < ssim < 1
     metric.update([(psnr, ssim), metric.record(ReconstructedImage(image[:, :8], changed[:, :8], []), None)])
     scores = metric.compute()
-    assert scores["ssim"] == ssim  # the small image has none
+    assert scores["ssim"] == ssim  # the small image has no SSIM
     assert metric.record(ReconstructedImage(image, image, []), None)[1] == pytest.approx(1)
 
 
@@ -138,7 +138,7 @@ STEPS += ["--save_steps", "15", "--min_crop_scale", "1.0", "--latent_channels", 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of images and of an autoencoder trained on them with the command."""
+    """Return a folder that contains images and an autoencoder trained on them with the command."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     call_command("train image-reconstruction", arguments_of(folder / "colors", folder / "kl", *STEPS))
@@ -146,7 +146,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_starts_from_principal_components(workplace: Path, tmp_path: Path) -> None:
-    """The reference is the singular value decomposition of numpy."""
+    """Compare the initial weights with a singular value decomposition in NumPy."""
     options = ["--min_crop_scale", "1.0", "--latent_channels", "8", "--horizontal_flip", "0"]
     task = task_of(ImageReconstruction, arguments_of(workplace / "colors", tmp_path, *options))
     task.load_data()
@@ -171,7 +171,7 @@ def test_a_training_reports_its_baseline_and_opens_without_the_package(workplace
     ours, baseline = map(float, re.search(r"\| psnr \(dB\) \| \**([\d.]+)\** \| \**([\d.]+)\** \|", card).groups())
     assert "PCA of patches, 8 numbers each" in card
     assert ours == pytest.approx(scores["psnr"], abs=1e-4)
-    assert ours == pytest.approx(baseline, abs=0.3)  # the images are noise, in which patches share no structure
+    assert ours == pytest.approx(baseline, abs=0.3)  # patches of noise have no common structure
     assert "| latents | 8 per patch of 48 numbers (6 times fewer)" in card
     assert (folder / "pictures" / "step-000030.png").exists()
     assert json.loads((folder / "config.json").read_text())["reconstruction_config"]["scaling_factor"] != 1

@@ -1,4 +1,4 @@
-"""Joint embedding pretraining end to end: train with the command, resume, and fine-tune on another task."""
+"""Test joint embedding pretraining end to end: train with the command, resume, and fine-tune on another task."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def objective(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def workplace(objective: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of colored images and of a model trained on them with the command."""
+    """Return a folder that contains colored images and a model trained on them with the command."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     pretrain(objective, folder / "colors", folder / "encoder")

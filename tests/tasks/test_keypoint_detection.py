@@ -1,4 +1,4 @@
-"""Training of keypoint detection: baseline, flipping at test time, and whole images without boxes."""
+"""Test the training of keypoint detection: baseline, flipping at test time, and images without boxes."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         return make_trainer("keypoint_detection", figures, tmp_path / "out", *given).model
 
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
-    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # the dataset has other keypoints
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # the dataset has different keypoints
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
@@ -84,7 +84,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         (keypoints, {"norm": "instance"}, "instance"),
     ):
         assert open_model(folder, options).options.norm == norm
-    # A saved classifier has no keypoint head, and therefore stores no norm of such a head.
+    # A saved classifier has no keypoint head, so the type of normalization is the default.
     assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
     kept = open_model(keypoints, {})
     assert kept.options.norm == "batch"

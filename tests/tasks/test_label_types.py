@@ -1,4 +1,4 @@
-"""Training with multi-label targets, regression targets and class weights."""
+"""Test training with multi-label targets, regression targets and class weights."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ from ..helpers.options import call_command
 from ..helpers.references import assert_close
 
 
-# No bias of the keys, because Adam scales up its gradient, which is rounding noise
+# Keys have no bias, because its gradient is only rounding errors, which Adam would scale up.
 CONFIG = {**encoder_shape(16, 2, 32), "patch_size": 4, "key_bias": False}
 SMALL = ["--preset", "tiny", "--image_size", "8", "--config_overrides", json.dumps(CONFIG), "--use_cpu"]
 SMALL += ["--choose_defaults", "false", "--disable_tqdm", "true", "--report_to", "none", "--eval_strategy", "no"]
@@ -73,7 +73,7 @@ def scores_in(output: Path) -> dict[str, Any]:
 
 
 def train(tables: Path, table: str, output: Path, *options: str) -> dict[str, Any]:
-    """Train a classifier and return the scores of the test images."""
+    """Train a classifier on a label table and return its scores on the test images."""
     call_command("train image-classification", arguments_of(tables, table, output, *options))
     return scores_in(output)
 
@@ -111,7 +111,7 @@ def test_several_labels_are_learned(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # The other table has a different column order, and one of the two lists label names.
+    # The other table orders the labels differently. One of the two tables contains label names, the other 0 and 1.
     again = evaluate(tables, "flags" if table == "names" else "names", output)
     assert again["mean_ap"] == pytest.approx(scores["mean_ap"], abs=0.1)
     call_command("predict", [str(output), str(tables / "3.png")])
@@ -136,13 +136,14 @@ def test_values_are_learned_from_their_mean(tables: Path, tmp_path: Path, capsys
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # baseline error
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # error of the baseline
     assert evaluate(tables, "value", output)["mae"] == pytest.approx(scores["mae"], abs=0.2)
     call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["label"], answer["score"]) == ("label", pytest.approx(1990 + 3 * 10.5, abs=8))
     scores = train(tables, "value", tmp_path / "fresh", *STEPS, "1", "--learning_rate", "1e-9")
-    assert scores["mae"] < 100  # a head with zero bias would have an error of about 2000
+    # The head is initialized with the mean target. With a bias of zero, the error would be about 2000.
+    assert scores["mae"] < 100
 
 
 def test_options_that_do_not_go_together(tables: Path, tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
 
 
 def test_balanced_trainings_resume_and_are_the_same_on_two_processes(tables: Path, tmp_path: Path) -> None:
-    # Checkpoints are saved in the middle of epochs of 6 steps.
+    # An epoch has 6 steps, so the checkpoints are saved in the middle of an epoch.
     options = ["--balanced_sampling", "true", "--learning_rate", "1e-3", "--max_steps", "9", "--bf16", "false"]
     options += ["--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "5"]
     alone = [*options, "--per_device_train_batch_size", "8"]

@@ -1,4 +1,4 @@
-"""Masked image modeling end to end: train with the command, inspect, resume, and fine-tune on another task."""
+"""Test masked image modeling end to end: train with the command, inspect, resume, and fine-tune on another task."""
 
 import json
 import re
@@ -32,7 +32,7 @@ STEPS += ["--save_steps", "30", "--learning_rate", "3e-3", "--min_crop_scale", "
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of colored images and of a model trained on them with the command."""
+    """Return a folder that contains colored images and a model trained on them with the command."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     call_command("train masked-image-modeling", arguments_of(folder / "colors", folder / "encoder", *STEPS))
@@ -57,7 +57,7 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(
     pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000020.png", "pictures/step-000040.png"]
     assert len(pictures) == 4
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
-    # Run the code example of the model card that uses the package.
+    # Run the code example in the model card that uses the package.
     Image.open(workplace / "colors" / "test" / "red" / "0.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -163,7 +163,8 @@ def test_no_image_is_its_own_neighbor(workplace: Path, tmp_path: Path, caplog: p
         caplog.clear()
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
     images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
-    assert (images.num_train, len(images.splits["train"])) == (8, 2)  # only one batch of 12 streamed images is read
+    # The setup reads only the first 12 images of the stream.
+    assert (images.num_train, len(images.splits["train"])) == (8, 2)
 
 
 def test_a_training_on_a_stream_evaluates_a_part_and_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
@@ -172,7 +173,8 @@ def test_a_training_on_a_stream_evaluates_a_part_and_is_resumed_where_it_was(wor
     scores = pretrain(workplace / "colors", tmp_path / "stream", *options)
     assert scores["knn_accuracy"] > 0.8  # chance level is 1/3
     card = (tmp_path / "stream" / "README.md").read_text()
-    assert "Evaluated on the 15 test images" in card  # 15 of 21 test images, which are sorted by color
+    # There are 21 test images, sorted by color. Only 15 of them are evaluated.
+    assert "Evaluated on the 15 test images" in card
     assert "| training images | a stream, each drawn among 20 |" in card
     checkpoint = str(tmp_path / "stream" / "checkpoint-7")
     pretrain(workplace / "colors", tmp_path / "resumed", *options, "--resume_from_checkpoint", checkpoint)
@@ -190,7 +192,7 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     assert torch.equal(weights, alone["stream"][1])
     shards = [process.pop("shards") for process in processes]
     assert torch.equal(shards[0][1], shards[1][1])
-    # With two processes, each process reads other shards, so the batches contain different images.
+    # Each of two processes reads different shards, so the batches differ from those of a single process.
     assert not torch.allclose(shards[0][1], weights)
     assert shards[0][2].keys() == scores.keys()
     for process in processes:
@@ -233,11 +235,11 @@ def test_data_are_named_without_private_folders(tmp_path: Path, monkeypatch: pyt
         home / "client/train/images",
     ):
         folder.mkdir(parents=True)
-    # A path may contain commas.
+    # A comma separates sources, unless it is part of an existing path.
     assert UnlabeledArguments(dataset_name=str(photos)).sources == [str(photos)]
     assert UnlabeledArguments(dataset_name=f"{streets}, user/images").sources == [str(streets), "user/images"]
     assert describe(photos).name == "here, there"
-    # Generic folder names, such as "images", are described together with their parent folder.
+    # A dataset in a folder with a generic name, such as "images", is named after the parent folder as well.
     found = describe(rooms, streets / "images", tmp_path / "photos", "user/train")
     assert found.name == "rooms/train/images, streets/images, photos, user/train"
     assert found.identifier == "images, images, photos, user/train"

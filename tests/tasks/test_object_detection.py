@@ -1,4 +1,4 @@
-"""Training of object detection: baseline, multi-scale batches, other classes, loss normalization."""
+"""Test the training of object detection: baseline, multi-scale batches, changed classes, and loss normalization."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_naive_baseline_is_the_average_place_of_each_class_without_crowds() 
     evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a", "b", "c"]), 5)
     _, predict = evaluator.naive_baseline(targets)
     found = predict(target((40, 10), [], [], []))
-    assert found["class_labels"].tolist() == [0, 2]  # crowds are not predicted
+    assert found["class_labels"].tolist() == [0, 2]  # the baseline does not predict crowds
     torch.testing.assert_close(found["scores"], torch.tensor([2 / 3, 1 / 3]).double())
     expected = [[1.0, 4.0, 4.0, 28.0], [2.0, 0.0, 10.0, 40.0]]
     torch.testing.assert_close(found["boxes"], torch.tensor(expected).double())
@@ -48,7 +48,8 @@ def test_the_naive_baseline_is_the_average_place_of_each_class_without_crowds() 
 
 
 def test_batches_have_the_given_sizes_and_the_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
-    several = [(20, 20), (24, 24), (28, 28)]  # sizes around 24 that are multiples of the patch size, 4
+    # The sizes are the multiples of the patch size (4) around the image size (24).
+    several = [(20, 20), (24, 24), (28, 28)]
     for options, sizes in ([], None), (["--multi_scale", "true"], several):
         trainer = make_trainer("object_detection", objects, tmp_path, *options)
         assert trainer.data_collator.collator.sizes == sizes
@@ -79,7 +80,7 @@ def test_validation_images_choose_the_threshold_and_no_others(objects: Path, tmp
         opened = HfViTForObjectDetection.from_pretrained(folder)
         assert opened.options.score_threshold == threshold
     validation, trainer.eval_dataset = trainer.eval_dataset, None
-    trainer.predict(validation)  # `predict` treats the validation split as a test split
+    trainer.predict(validation)  # makes the validation split a test split
     trainer.choose_threshold()
     assert trainer.model.options.score_threshold is None
 

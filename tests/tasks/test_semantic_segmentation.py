@@ -1,4 +1,4 @@
-"""Training of semantic segmentation: initial models, evaluation, errors."""
+"""Test the training of semantic segmentation: initial models, evaluation, and errors."""
 
 import json
 import re
@@ -38,7 +38,7 @@ from ..helpers.options import call_command
 
 TASK = "semantic_segmentation"
 BACKBONE = {name: value for name, value in CONFIG.items() if not name.endswith("_config")} | {"image_size": 16}
-# float32 rounds this learning rate to 0. A rate of 0 is rejected, because it cannot train anything.
+# In float32, this learning rate is rounded to 0, so weights do not change. The option rejects a value of 0.
 NO_CHANGE = ("--learning_rate", "1e-60")
 LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
 
@@ -53,7 +53,8 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
     evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
     _, predict = evaluator.naive_baseline(maps)
-    expected = torch.tensor([[0, 1], [2, 2]])  # pixels without any label get the class that is most frequent overall
+    # Pixels that have no label in any mask get the most frequent class of all masks.
+    expected = torch.tensor([[0, 1], [2, 2]])
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
@@ -197,7 +198,7 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    # Only one image has a better score, which is too little evidence of an improvement.
+    # A single image with a better score is too little evidence of an improvement.
     few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)

@@ -1,4 +1,4 @@
-"""With default options, new heads get equal gradients for a batch and for its accumulated parts."""
+"""Test that a new head with default options gets equal gradients from a batch and from its accumulated parts."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
 
-# Universal segmentation is excluded, because its loss draws random points. The other model classes have heads
-# that `TRAINING_CASES` covers.
+# Universal segmentation is excluded, because its loss draws random points. Other tests cover the heads of all
+# remaining model classes, which are in `TRAINING_CASES`.
 @pytest.mark.parametrize(
     ("task", "options"),
     [

@@ -1,4 +1,4 @@
-"""Training of universal segmentation: annealing of masked attention, things and stuff."""
+"""Test the training of universal segmentation: annealing of masked attention, things and stuff."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path
 
 
 def perfect(target: dict) -> dict:
-    """Return perfect predictions: the targets in the prediction format of each kind of segmentation."""
+    """Return the target in the format of predictions, for each kind of segmentation."""
     masks, labels = target["masks"], target["class_labels"].tolist()
     ids = torch.full(masks.shape[1:], -1)
     for number, mask in enumerate(masks):
@@ -88,7 +88,7 @@ def test_the_naive_baseline_and_right_answers_score_one(scenes: Path, tmp_path: 
 
 
 def write_coco_instances(scenes: Path, folder: Path) -> Path:
-    """Write the scenes in the COCO instance format. Only animals are annotated, with polygons."""
+    """Write the scenes in the COCO instance format, with polygons of the animals only."""
     for split in ("train", "val"):
         images, annotations = [], []
         (folder / split).mkdir(parents=True)

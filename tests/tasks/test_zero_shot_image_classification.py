@@ -1,4 +1,4 @@
-"""Image-text training end to end: train with the command, check files, resume, evaluate, load with other libraries."""
+"""Test image-text training end to end: train, check files, resume, evaluate, and load with other libraries."""
 
 import json
 import re
@@ -42,7 +42,7 @@ STEPS += ["--save_steps", "65", "--learning_rate", "2e-3", "--weight_decay", "0.
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return images with captions, images with labels, and a trained model."""
+    """Return a folder with captioned images, labeled images, and a model trained on the captioned images."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")
@@ -84,7 +84,7 @@ def test_a_training_beats_chance_and_its_card_says_so(
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     check_upload(folder)
     assert (folder / "tokenizer.json").is_file()
-    # Run the code example of the model card that uses the package.
+    # Run the code example in the model card that uses the package.
     Image.new("RGB", (20, 16), "red").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -207,7 +207,8 @@ def test_saved_models_towers_and_text_encoders_keep_their_weights(workplace: Pat
     assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
     assert trainer.model.options.loss == "softmax"
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["input_ids"].shape[1] <= 12  # maximum length of the text tower, not the tokenizer
+    # Texts are truncated to the maximum length of the text tower, which is below that of the tokenizer.
+    assert batch["input_ids"].shape[1] <= 12
     assert trainer.model(**batch).loss.isfinite()
 
     bert = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **TEXT))
@@ -218,7 +219,7 @@ def test_saved_models_towers_and_text_encoders_keep_their_weights(workplace: Pat
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])
-    assert trainer.model.text_options.effective_pooling == "last"  # the tokenizer has no [CLS]
+    assert trainer.model.text_options.effective_pooling == "last"  # the tokenizer has no [CLS] token
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 

@@ -1,4 +1,4 @@
-"""Maps of patches: equal to the attention of the model, to PCA of scikit-learn, and to plain loops."""
+"""Test that maps of patches equal the attention of the model, PCA in scikit-learn, and plain loops."""
 
 import math
 
@@ -34,7 +34,7 @@ from ..data.errors import expect_error
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-# 2 x 3 of the 3 x 4 patches are valid, the others are padding.
+# Of the 3 x 4 patches, 2 x 3 are valid. The remaining patches are padding.
 PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])
 
 
@@ -48,7 +48,7 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the attention values and attention outputs (B, heads, L, d) of each layer."""
+    """Return the attention values and attention outputs of each layer, both of shape (B, heads, L, d)."""
     seen: list[list[Tensor]] = []
 
     for layer in model.base_model.encoder.layers:
@@ -130,7 +130,7 @@ def test_an_image_is_summed_up_by_what_the_model_pools() -> None:
 
 
 def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> None:
-    # Random weights of 3 layers and 2 heads, for a CLS token, a register token and 2 x 3 patches.
+    # Random attention weights of 3 layers and 2 heads. There are 8 tokens: CLS, a register token and 2 x 3 patches.
     weights = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     attention = Attention((3 * weights).softmax(-1), (2, 3), 2, torch.eye(8).double()[0])
     for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
@@ -148,7 +148,7 @@ def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> N
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Run a classifier, adding `nudges` to its attention weights. Return logits and unchanged attention weights."""
+    """Run a classifier with `nudges` added to its attention weights. Return the logits and the original weights."""
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
@@ -181,7 +181,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.std() > 0.05 * heat.mean()  # the map varies much more than the tolerance
+    assert heat.std() > 0.05 * heat.mean()  # differences within the map exceed the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:
@@ -198,7 +198,7 @@ def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest
     assert not images.requires_grad
     others = gradient_rollout(model, images, [(number + 1) % 5 for number in likeliest])
     assert not torch.allclose(others[0], expected[0])
-    # Nothing speaks for a class that all images have alike.
+    # If the classifier weights are zero, the logits do not depend on the image, so the map is zero.
     for pooling in ("cls", "mean", "cls_mean"):
         model = HfViTForImageClassification(small_config(pooling=pooling)).eval()
         torch.nn.init.zeros_(model.classifier.weight)
@@ -216,7 +216,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-    # A point in pixels selects the patch that contains it.
+    # A point (x, y) in pixels selects the patch that contains the point.
     assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
@@ -231,7 +231,7 @@ def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
 
 
 def project(rows: np.ndarray, count: int) -> np.ndarray:
-    """Project rows on the principal components of scikit-learn, with signs that make the largest entries positive."""
+    """Project rows on principal components of scikit-learn. The largest entry of each component is positive."""
     pca = PCA(count, svd_solver="full").fit(rows)
     largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
     return pca.transform(rows) * np.sign(largest[:, 0])
@@ -269,7 +269,7 @@ def test_similarities_are_cosines_and_colors_are_the_principal_components_of_all
     np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
     assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
     expect_error("3 patches with 6 features", feature_colors, random_features((1, 3)))
-    # Principal components are those of scikit-learn, also of fewer rows than columns.
+    # Principal components equal those of scikit-learn, even if there are fewer rows than columns.
     for shape in ((20, 6), (4, 6)):
         rows = random_features((shape[0], 1), size=shape[1])[0][:, 0]
         components = principal_components(rows, 3)

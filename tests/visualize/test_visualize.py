@@ -1,4 +1,4 @@
-"""Pictures of dense predictions: contents and colors."""
+"""Test the contents and colors of pictures of dense predictions."""
 
 import math
 import warnings
@@ -38,12 +38,12 @@ BLACK, WIDE = np.zeros((60, 60, 3), np.uint8), np.zeros((40, 80, 3), np.uint8)
 
 
 def texts(file: Path) -> list[str]:
-    """Return the texts in an SVG of matplotlib."""
+    """Return the texts in an SVG file that matplotlib has written."""
     return [line.strip()[5:-4] for line in file.read_text().splitlines() if line.strip().startswith("<!-- ")]
 
 
 def columns(file: Path, count: int) -> list[np.ndarray]:
-    """Split the first row of a picture into its panels."""
+    """Split a picture into `count` columns of equal width."""
     with Image.open(file) as picture:
         return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
 
@@ -60,7 +60,7 @@ def test_palettes_are_fixed_and_near_is_bright() -> None:
     assert len(np.unique(palette, axis=0)) == 150
     distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GRAY], axis=-1)
     assert np.sort(distances, axis=1)[:, 1].min() > 50
-    # Near pixels are bright, invalid pixels are gray.
+    # Near pixels are bright, and pixels with invalid depths are gray.
     depth = np.array([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]])
     colors = apply_color_map(depth, is_valid(depth), (1, 3), DEPTH_COLORS)
     assert colors.shape == (2, 4, 3)
@@ -70,7 +70,7 @@ def test_palettes_are_fixed_and_near_is_bright() -> None:
     assert (colors[1] == GRAY).all()
     depth = np.array([[2.0, 3.0, 0.0]])
     with warnings.catch_warnings(action="error"):
-        # A constant depth map has an empty value range.
+        # A constant depth map has an empty value range, which must not cause a division by zero.
         flat = apply_color_map(depth, is_valid(depth), (2, 2), DEPTH_COLORS)[0]
     assert (flat[0] == flat[1]).all()
     assert (flat[2] == GRAY).all()
@@ -139,7 +139,7 @@ def test_pictures_have_no_more_rows_and_tiles_than_can_be_seen(tmp_path: Path) -
         blue = sum(number for page in pages for number, color in page.getcolors() if color == (0, 0, 255))
         assert blue == count * size[0] * size[1]
         assert all(max(page.size) <= MAX_SIDE for page in pages)
-    # Pictures are split into several sheets of screen size.
+    # Pictures that do not fit in one sheet of screen size are split into several sheets.
     for size, count, pages in (((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)):
         colors = [(1 + number, 0, 0) for number in range(count)]
         sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
@@ -157,7 +157,7 @@ def test_a_line_is_as_wide_as_there_is_room() -> None:
         assert (fitted == line) == (len(line) < 40)
         assert (fitted[:3], fitted[-5:]) == (line[:3], line[-5:])
     boxes = draw_boxes(np.zeros((480, 60, 3), np.uint8), [[20, 100, 55, 300]], [0], ["Staffordshire bullterrier"])
-    letters = (np.asarray(boxes) > 180).all(axis=-1)  # letters are white on a blue label
+    letters = (np.asarray(boxes) > 180).all(axis=-1)  # white letters on a blue label
     assert letters.any()
     assert not letters[:, -1].any()
 
@@ -176,7 +176,7 @@ def test_segments_have_their_color_outline_class_and_score(tmp_path: Path) -> No
         assert (picture[y, x] == 0).all()  # this pixel belongs to no object
     # No outline is drawn along the border of the image.
     assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5
-    # Segments bear class and score where there is room.
+    # A segment is labeled with its class and score if there is enough space.
     ids = np.full((60, 60), -1)
     for number, mask in enumerate(MASKS):
         ids[mask] = number
@@ -215,10 +215,10 @@ def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> Non
     assert written.count("share of the truth") == 2
     changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
     width = len(changed)
-    assert not changed[: width * 2 // 5].any()  # the panels of image and ground truth are unchanged
+    assert not changed[: width * 2 // 5].any()  # the image and the ground truth are unchanged
     assert changed[width // 2 : width * 3 // 5].any()
     assert holds(pictures["right"][:, : width // 2], GRAY)
-    assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # black means no error
+    assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # an error of zero is black
 
 
 def test_depth_without_a_common_scale_or_truth_has_no_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of attention and features, drawn by functions and by the command."""
+"""Test pictures of attention and features, drawn by functions and by the command."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_the_patch_that_is_meant_is_marked(tmp_path: Path) -> None:
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", (0, 0))
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
     plain = read(tmp_path / "plain.png")
-    # Column of the gap between the panels. The color bar is 0.28 times as wide as a panel.
+    # The picture has two panels and a color bar, which is 0.28 times as wide as a panel. This pixel column is the gap.
     middle = plain.shape[1] * 100 // 228
     inside = (plain[:, :middle] == 200).all(-1)
     top, *_, bottom = np.flatnonzero(inside.mean(1) > 0.5)
@@ -165,7 +165,7 @@ def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplac
         assert pixel_values.shape == (1, 3, 40, 64)
         (attention,) = record_attention(model, pixel_values)
         assert attention.grid == (5, 8)
-    # With `keep_aspect_ratio`, `size` applies to the side that is scaled less. Photos are not cropped either.
+    # With `keep_aspect_ratio`, `size` applies to the side that is scaled less. Photos are not cropped.
     start = HfViTImageProcessor(size={"height": 32, "width": 32}, keep_aspect_ratio=True, ensure_multiple_of=8)
     whole = whole_image_processor(start, small_config(), keep_aspect_ratio=True)
     assert whole(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values.shape == (1, 3, 32, 48)

@@ -1,4 +1,4 @@
-"""Pictures of boxes and poses: contents, positions and colors."""
+"""Test the contents, positions and colors of pictures of boxes and poses."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
     assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
-    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # labels differ without scores
+    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # labels without scores
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
     for scores in ([0.9, 0.1], [0.1, 0.9]):
         picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
@@ -94,7 +94,7 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
     both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
     for shift in (0, 150):
         assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
-    # Keypoints without a label are not drawn, and those of low score are faint.
+    # Unlabeled keypoints are not drawn, and keypoints with a low score are faint.
     picture = draw_keypoints(GRAY, POINTS, visibility=[2, 1, 0], skeleton=[(0, 2)])
     assert not has(picture, PALETTE[2])
     assert is_like(picture, 300, 100, np.full(3, 255))
@@ -122,7 +122,7 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [unsure], None, [], tmp_path / "sure.png", threshold=0.5)
     (alone,) = columns(tmp_path / "sure.png", 2)[1:]
     assert [has(Image.fromarray(alone), color) for color in PALETTE[[0, 1]]] == [True, False]
-    # A keypoint far outside of the image is drawn inside the picture.
+    # A keypoint far outside the image is drawn inside the picture.
     target = {"keypoints": np.array([[300.0, 200, 2]]), "box": [290, 190, 310, 210]}
     prediction = {"keypoints": np.array([[30.0, 30]]), "scores": np.ones(1)}
     draw_poses([GRAY], [prediction], [target], [], tmp_path / "far.png")
