@@ -192,7 +192,7 @@ class HfViTTrainingArguments(TrainingArguments):
     save_total_limit: int | None = 2
     logging_steps: float = 0.01
     metric_for_best_model: str | None = training_option(
-        "accuracy", "Score that chooses the best model: the name of an evaluation score."
+        "accuracy", "Name of the evaluation score that selects the best model."
     )
     early_stopping_patience: int | None = training_option(
         None,

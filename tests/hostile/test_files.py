@@ -369,10 +369,8 @@ DATASETS = [
     *data_rows(
         "image_captioning",
         write_captions,
-        [
-            ("caption-to-learn-that-is-empty", captions(""), "1.png"),
-            ("caption-to-learn-that-is-a-number", captions(7), "text"),
-        ],
+        ("caption-to-learn-that-is-empty", captions(""), "1.png"),
+        ("caption-to-learn-that-is-a-number", captions(7), "text"),
     ),
 ]
 

@@ -222,7 +222,7 @@ def test_a_representation_autoencoder_keeps_its_encoder(workplace: Path, tmp_pat
 def test_options_without_an_encoder_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (["--latent_type", "rae"], "latent_type='rae' uses the tokens of a trained encoder"),
-        (["--feature_weight", "1"], "feature_weight=1.0 compares features of a trained encoder"),
+        (["--feature_weight", "1"], "feature_weight=1.0 requires a trained encoder"),
     ):
         task = task_of(ImageReconstruction, arguments_of("photos", tmp_path / "out", *options))
         with pytest.raises(ValueError, match=message):

@@ -170,7 +170,7 @@ def test_card_says_what_was_measured_how_and_on_what_and_has_metadata_that_the_h
     assert {result.dataset_name for result in card.data.eval_results} == {DIGITS_INFO.name}
     for part in (
         "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n",
-        "| loss | **0.0500** | 2.3000 | 0.0600 |\n\nLower is better for loss.\n\nTrained in 61 seconds",
+        "| loss | **0.0500** | 2.3000 | 0.0600 |\n\nLower is better for loss.\n\nTrained in 61 s",
         "on AMD EPYC, 2 cores:",
         "| steps | 920 of 64 images |\n| precision | float32 |\n\n",
         *("python scripts/demo.py --seed 0", "![Predictions](predictions.png)", "trust_remote_code=True"),

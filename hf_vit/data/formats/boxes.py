@@ -93,7 +93,9 @@ def _from_yaml(file: Path) -> YoloFiles:
     if content is None:
         raise ValueError(f"{file} does not describe a YOLO dataset. Add the keys names, and train, val or test.")
     if "kpt_shape" in content:
-        raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to COCO JSON or to a CSV file.")
+        raise ValueError(
+            f"{file} contains keypoints (kpt_shape), which are not read in this format. Convert them to COCO JSON or CSV."
+        )
     images: dict[str, list[Path]] = {}
     for key, place in content.items():
         if place and (split := split_from_alias(str(key))):

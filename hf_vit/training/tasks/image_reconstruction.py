@@ -177,8 +177,8 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
             raise ValueError("latent_type='rae' uses the tokens of a trained encoder. Choose one with --model.")
         if options.feature_weight and not (options.feature_model or options.model_name_or_path):
             raise ValueError(
-                f"feature_weight={options.feature_weight} compares features of a trained encoder. Choose one with "
-                "--feature_model."
+                f"feature_weight={options.feature_weight} requires a trained encoder, but none is given. Set "
+                "--feature_model, or --feature_weight 0."
             )
 
     def open_data(self) -> TargetData:
