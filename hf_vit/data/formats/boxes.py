@@ -94,8 +94,8 @@ def _from_yaml(file: Path) -> YoloFiles:
         raise ValueError(f"{file} does not describe a YOLO dataset. Add the keys names, and train, val or test.")
     if "kpt_shape" in content:
         raise ValueError(
-            f"{file} contains keypoints (kpt_shape), which are not read in this format. Convert them to COCO JSON or to "
-            "a CSV file."
+            f"{file} contains keypoints (kpt_shape), which are not read in this format. Convert them to COCO JSON or "
+            "to a CSV file."
         )
     images: dict[str, list[Path]] = {}
     for key, place in content.items():
