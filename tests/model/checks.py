@@ -17,7 +17,7 @@ from hf_vit.model.configuration_hf_vit import to_pair
 from hf_vit.model.layers import HfViTBatchNorm2d
 from hf_vit.model.task_configurations import TASK_CONFIGS
 
-from ..helpers.models import BERT, SIMMIM, SMALL, SMALL_DEPTH, boxes, pixels, small_config, with_texts
+from ..helpers.models import BERT, SIMMIM, SMALL, SMALL_DEPTH, VARIANTS, boxes, pixels, small_config, with_texts
 from ..helpers.references import assert_close, draw_weights
 
 
@@ -76,6 +76,10 @@ DENSE: Heads = {
     "universal": (hf_vit.HfViTForUniversalSegmentation, {}),
 }
 OBJECTS = heads_of("ObjectDetection", "detection_config", {**DECODERS, "deformable": DEFORMABLE})
+OBJECTS["in_windows"] = (
+    hf_vit.HfViTForObjectDetection,
+    {"detection_config": {**DEFORMABLE, "projector_norm": "batch"}, **VARIANTS["windows"]},
+)
 MASKED: Heads = {  # masked autoencoders do not support windows
     "mae": (hf_vit.HfViTForMaskedImageModeling, {"window_size": None, "global_attention_layers": ()}),
     "simmim": (hf_vit.HfViTForMaskedImageModeling, SIMMIM),

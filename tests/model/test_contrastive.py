@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTTextConfig
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel, HfViTTextConfig
 from hf_vit import HfViTForZeroShotImageClassification as ImageTextModel
 from hf_vit.model.task_zero_shot_image_classification import contrastive_loss, pool_tokens
 
@@ -22,7 +22,7 @@ from ..helpers.contrastive import LOSSES, SHARES, draw, naive_loss, train_step
 from ..helpers.models import BERT, padded, small_config, with_texts
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.versions import needs_chosen_states
-from .checks import all_towers, build, train
+from .checks import all_towers, assert_same_weights, build, train
 
 
 all_losses = pytest.mark.parametrize("loss", LOSSES)
@@ -277,6 +277,7 @@ def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path
     assert_close(actual, expected, 1e-6, "tokens")
     assert torch.equal(model.model.encoder.layers[0].norm1.weight, vision.encoder.layers[0].norm1.weight)
     model.save_pretrained(tmp_path / "both")
+    assert_same_weights(HfViTModel.from_pretrained(tmp_path / "both"), model.model)
     reloaded = ImageTextModel.from_pretrained(tmp_path / "both")
     assert_same(reloaded(**inputs), model(**inputs))
 

@@ -277,7 +277,7 @@ def test_model_finds_the_objects_of_one_batch() -> None:
     options = {**DEFORMABLE, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
     batch = objects(model.config, 3)
-    train(model, batch, steps=600, max_lr=2e-3, clips=True)
+    train(model, batch, steps=450, max_lr=2e-3, clips=True)
     outputs = model(**batch)
     assert outputs.logits.shape == (3, 8, 5)
     for probabilities, boxes, target in zip(outputs.probabilities, outputs.pred_boxes, batch["labels"], strict=True):

@@ -27,7 +27,7 @@ from ..helpers.dense import masks_of
 from ..helpers.models import SMALL_DEPTH, VARIANTS, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 from . import checks
-from .checks import DENSE, HEADS, OBJECTS, assert_same, build, inputs_of
+from .checks import DECODERS, DENSE, HEADS, OBJECTS, assert_same, build, inputs_of
 
 
 all_heads = pytest.mark.parametrize("head", HEADS)
@@ -67,7 +67,7 @@ def test_a_saved_model_that_names_no_norm_has_batch_norm(head: str, tmp_path: Pa
 def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) -> None:
     build(head).save_pretrained(tmp_path)
     model_class, saved = HEADS[head]
-    ((field, own),) = saved.items()
+    field, own = next(iter(saved.items()))
     name = "decoder" if field == "detection_config" else "head"
     others = {o[field][name]: o for kind, o in HEADS.values() if kind is model_class}
     for options in (other for value, other in others.items() if value != own[name]):
@@ -113,7 +113,16 @@ def test_sdpa_equals_eager_forward_and_backward(kind: Any, variant: str) -> None
         assert_close(gradient, expected[name], 1e-9, name) if expected[name].abs().max() > 1e-12 else None
 
 
-COMPILED = ("conv", "universal", "annealed", "dpt_metric", "instance_keypoints", *OBJECTS, *checks.MASKED)
+COMPILED = (
+    "conv",
+    "universal",
+    "annealed",
+    "dpt_metric",
+    "instance_keypoints",
+    *DECODERS,
+    "in_windows",
+    *checks.MASKED,
+)
 
 
 @pytest.mark.thinned(2)

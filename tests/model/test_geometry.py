@@ -147,12 +147,12 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 
 @pytest.mark.thinned(3)
 @all_changes
-@pytest.mark.parametrize("kind", [*MODEL_CLASSES, *MASKED], ids=name_of)
-def test_changed_model_is_saved_as_it_is(kind: Any, change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=name_of)
+def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
     # The other values of `readout_type` need the CLS token.
-    model = build(kind, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
+    model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
     apply_geometry(model, **change)
-    fresh = type(model)(copy.deepcopy(model.config))
+    fresh = model_class(copy.deepcopy(model.config))
     assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in fresh.state_dict().items()}
     assert model.config.to_dict() == model.base_model.embeddings.config.to_dict()
     check_saved(model, inputs_of(model), tmp_path)
@@ -160,11 +160,20 @@ def test_changed_model_is_saved_as_it_is(kind: Any, change: dict[str, Any], tmp_
         assert vars(model.config)[name] == change[name]
 
 
-@pytest.mark.parametrize("variant", ["rotary", "eva", "rms", "none", "siglip"])
-def test_changed_model_is_saved_as_it_is_whatever_its_positions(variant: str, tmp_path: Path) -> None:
-    model = build(HfViTForImageClassification, variant)
-    apply_geometry(model, image_size=48, patch_size=4, num_register_tokens=1, num_channels=2)
-    check_saved(model, {"pixel_values": pixels(model.config)}, tmp_path)
+CHANGE = {"image_size": 48, "patch_size": 4, "num_register_tokens": 1, "num_channels": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant", "change"),
+    [*((HfViTForImageClassification, variant, CHANGE) for variant in ("rotary", "eva", "rms", "none", "siglip")),
+     *((objective, "plain", change) for objective in MASKED for change in CHANGES.values())],
+)  # fmt: skip
+def test_changed_positions_and_decoders_are_saved_as_they_are(
+    kind: Any, variant: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    model = build(kind, variant)
+    apply_geometry(model, **change)
+    check_saved(model, inputs_of(model), tmp_path)
 
 
 def test_fixed_positions_follow_the_tokens_and_become_learned_ones_with_another_grid(tmp_path: Path) -> None:
