@@ -39,7 +39,7 @@ from ..models import NUM_IMAGES, principal_directions
 from ..planning.defaults import RECONSTRUCTION
 from ..publishing.model_card import Usage
 from .base import Task
-from .unlabeled import DESCRIBE, UnlabeledTask
+from .unlabeled import DESCRIBE, UnlabeledTask, pixel_levels
 
 
 BASELINE_IMAGES = 2000  # number of training images for the linear baseline
@@ -109,12 +109,9 @@ class ReconstructionEvaluator(BaseEvaluator):
         assert isinstance(model, HfViTForImageReconstruction)
         images = batch["pixel_values"]
         reconstructions, latent_dist = self.reconstruct(model, images)
-        latents = latent_dist.mode()[:MAX_ROWS]
-        pictures = [model.decode((latents + latents.roll(-1, 0)) / 2).sample]
-        if model.options.latent_type == "kl":
-            drawn = torch.randn(latents.shape, generator=torch.Generator().manual_seed(0)).to(latents)
-            pictures.append(model.decode(drawn).sample)
-        shift, scale = self.levels(images)
+        pictures = [] if self.linear is not None else self.pictures(model, latent_dist.mode()[:MAX_ROWS])
+        levels = (torch.as_tensor(values) for values in pixel_levels(self.processor))
+        shift, scale = (values.to(images).reshape(-1, 1, 1) for values in levels)
         results = []
         for number, (image, own) in enumerate(zip(images, reconstructions, strict=True)):
             one = slice(number, number + 1)
@@ -125,19 +122,19 @@ class ReconstructionEvaluator(BaseEvaluator):
             results.append(ImageResult(ReconstructedImage(true, found, [image, own, *others]), float(loss)))
         return results
 
-    def levels(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and standard deviation of the image processor, each (C or 1, 1, 1)."""
-        processor = self.processor
-        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-        shift, scale = (torch.as_tensor(values).to(images).reshape(-1, 1, 1) for values in (mean, std))
-        return shift, scale
+    def pictures(self, model: HfViTForImageReconstruction, latents: Tensor) -> list[Tensor]:
+        """Return images between the latents (B, Z, h, w) and their successors, and for "kl" samples from the prior."""
+        halves = [model.decode((latents + latents.roll(-1, 0)) / 2).sample]
+        if model.options.latent_type != "kl":
+            return halves
+        drawn = torch.randn(latents.shape, generator=torch.Generator().manual_seed(0)).to(latents)
+        return [*halves, model.decode(drawn).sample]
 
     def draw(self, images: Images, predictions: list[ReconstructedImage], targets: Sequence[Any], file: File) -> None:
         """Draw each image, its reconstruction, the image between its latents and the next one's, and a sample."""
         rows = [prediction.pictures for prediction in predictions[:MAX_ROWS]]
-        shift, scale = (values.flatten().tolist() for values in self.levels(rows[0][0]))
         titles = ["image", "reconstruction", "half way to the next", "sample"][: len(rows[0])]
-        draw_views(rows, shift, scale, file, titles)
+        draw_views(rows, *pixel_levels(self.processor), file, titles)
 
 
 @dataclass
@@ -189,10 +186,6 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ReconstructionEvaluator:
         """Return the evaluator."""
         return ReconstructionEvaluator(processor, ReconstructionMetric())
-
-    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ImageCollator:
-        """Return the collator of training and evaluation batches."""
-        return ImageCollator(processor)
 
     def count_evaluated_images(self, split: str) -> int:
         """Return the number of images that an evaluation of a split reads."""

@@ -38,7 +38,7 @@ from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..regularization import size_of
 from ..trainer import HfViTTrainer
-from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
 
 
 SLICES_AT_ONCE = 8  # number of slices processed at a time in evaluation, with all images as one batch
@@ -115,7 +115,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
         """Return the transform that creates views for a model; raise `ValueError` for inconsistent numbers."""
         size = size_of_views("global_size", self.global_size, 1.0, config)
         local_size = size_of_views("local_size", self.local_size, 0.5, config)
-        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
+        mean, std = pixel_levels(processor)
         return MultiCrop(
             size,
             local_size,

@@ -28,7 +28,7 @@ from ...visualize.pretraining import draw_reconstructions
 from ..arguments import UnlabeledArguments
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # from MAE, https://arxiv.org/abs/2111.06377
@@ -121,11 +121,9 @@ class MaskedImageEvaluator(NeighborEvaluator):
 
     def draw(self, images: Images, predictions: list[MaskedImage], targets: list[int | None], file: File) -> None:
         """Draw each image, its visible patches and its reconstruction."""
-        processor = self.processor
-        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
         names = ("pixel_values", "mask", "reconstruction")
         pixels, masks, reconstructions = ([vars(prediction)[name] for prediction in predictions] for name in names)
-        draw_reconstructions(pixels, masks, reconstructions, mean, std, file)
+        draw_reconstructions(pixels, masks, reconstructions, *pixel_levels(self.processor), file)
 
 
 @dataclass

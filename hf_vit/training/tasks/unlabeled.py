@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H W pixels, D feature size, M labeled training imag
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,11 @@ class NeighborEvaluator(BaseEvaluator):
             return [None] * len(pixel_values)
         numbers: list[int] = classify_by_neighbors(self.described(model, pixel_values), *self._neighbors).tolist()
         return numbers
+
+
+def pixel_levels(processor: Any) -> tuple[Any, Any]:
+    """Return mean and standard deviation, one number or one per channel, from which pixels in [0, 1] are restored."""
+    return (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
 
 
 def raw_pixels(pixel_values: Tensor) -> Tensor:
