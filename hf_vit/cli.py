@@ -211,7 +211,7 @@ class Parser(argparse.ArgumentParser):
         if "const" in option:
             settings |= {"nargs": "?", "const": option["const"]}
         elif option.get("list"):
-            settings["nargs"] = "+"
+            settings |= {"nargs": "+", "action": "extend"}
         flags = [*spellings(name), *ALIASES.get(name, [])]
         self.add_argument(*flags, dest=name, type=TYPES[option["type"]], **settings)
         if option.get("default") is True:

@@ -136,10 +136,10 @@ def test_words_become_values_of_the_declared_types() -> None:
         **{"use_cpu": False, "fsdp": True, "lr_scheduler_kwargs": {"power": 2}, "fsdp_config": "file.json"},
         "label_names": ["a", "b"],
     }
-    words = "m a.png b.png --output_dir out --point 3,4.5"
+    words = "m a.png b.png --output_dir out --point 3,4.5 --point 1,2"
     values, _ = cli.read(cli.load_page("visualize"), words.split())
     photos = [Path("a.png"), Path("b.png")]
-    assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": (3.0, 4.5)}
+    assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": [(3.0, 4.5), (1.0, 2.0)]}
     # Positional arguments set options. An omitted positional argument does not set its option.
     values = {"model_name_or_path": "m", "dataset_name": "d", "seed": 1}
     assert cli.read(cli.merged(), ["m", "d", "--seed", "1", "x"]) == (values, ["x"])

@@ -7,6 +7,9 @@ model supports:
     <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
     <photo>_saliency     relevance of each patch for a class (classifiers only)
     <photo>_similarity   cosine similarity of one patch to all other patches
+    <photo>_positions    cosine similarity of the position embedding of one patch to those of all other patches
+    <photo>_patches      patch grid, tokens, attention between two patches, and mean distance of attention per layer
+    <photo>_words        patches that are relevant for each word of a text (image-text models only; needs --text)
     pca                  principal components of the patch features as colors, the same colors in all photos
 
 Photos are resized without cropping and keep their aspect ratio.
@@ -14,11 +17,13 @@ Photos are resized without cropping and keep their aspect ratio.
 Examples:
     hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
     hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
+    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds patches --point 320,200 --point 90,40
+    hf-vit visualize outputs/captions photo.jpg --output_dir outputs/maps --kinds words --text "a dog on grass"
     hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +35,7 @@ from transformers import BaseImageProcessor
 
 from ..convert import TASKS, load_image_processor, open_source
 from ..inference.predict import find_images, name_outputs, open_image
+from ..inference.search import encode_texts, load_text_processor
 from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
@@ -37,7 +43,7 @@ from ..model.task_image_classification import HfViTForImageClassification
 from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.models import whole_image_processor
-from ..visualize import attention, patches
+from ..visualize import attention, patches, tokens
 
 
 MAX_SIDE = 1200  # Maximum side of a drawn photo in pixels
@@ -79,10 +85,11 @@ class Inspection:
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
-    # Position (x, y) in pixels of the photo. If None, attention is drawn for the pooled output, and similarity is
-    # computed to the central patch.
-    point: tuple[float, float] | None = None
+    # Positions (x, y) in pixels of the photo. Without a position, attention is drawn for the pooled output, and
+    # similarity is computed to the central patch.
+    points: Sequence[tuple[float, float]] = ()
     class_name: str | None = None  # class for which saliency is drawn; None means the most likely class
+    text_features: Mapping[str, Tensor] = field(default_factory=dict)  # features (E,) of each word to draw
 
     @cached_property
     def pixel_values(self) -> Tensor:
@@ -104,10 +111,10 @@ class Inspection:
         """Return the features of the photo's patches, (h, w, D)."""
         return patches.patch_features(self.model, self.pixel_values)[0]
 
-    def patch(self, grid: tuple[int, int]) -> patches.Patch | None:
-        """Return row and column of the patch that contains `point`, or None if no point was given."""
+    def patch(self, grid: tuple[int, int], number: int = 0) -> patches.Patch | None:
+        """Return row and column of the patch that contains a point, or None if there are not so many points."""
         size = self.photo.height, self.photo.width
-        return None if self.point is None else patches.patch_at(self.point, size, grid)
+        return patches.patch_at(self.points[number], size, grid) if number < len(self.points) else None
 
 
 def _draw_attention(one: Inspection, file: Path) -> None:
@@ -138,10 +145,51 @@ def _draw_saliency(one: Inspection, file: Path) -> None:
 
 
 def _draw_similarity(one: Inspection, file: Path) -> None:
-    own = one.patch_features()
-    rows, columns = own.shape[:2]
+    _draw_similarity_of(one, one.patch_features(), "similarity", file)
+
+
+def _draw_positions(one: Inspection, file: Path) -> None:
+    embeddings = one.model.base_model.embeddings
+    grid = embeddings.check(one.pixel_values)
+    table = embeddings.positions(grid)
+    if table is None:
+        raise ValueError("The model adds no position embeddings to its tokens. Leave positions out of --kinds.")
+    own = table[0, one.model.config.num_prefix_tokens :].detach().float().unflatten(0, grid)
+    _draw_similarity_of(one, own, "similarity of positions", file)
+
+
+def _draw_similarity_of(one: Inspection, features: Tensor, title: str, file: Path) -> None:
+    rows, columns = features.shape[:2]
     patch = one.patch((rows, columns)) or (rows // 2, columns // 2)
-    patches.draw_heat(one.picture, patches.patch_similarity(own, patch), "similarity", file, patch)
+    patches.draw_heat(one.picture, patches.patch_similarity(features, patch), title, file, patch)
+
+
+def _draw_patches(one: Inspection, file: Path) -> None:
+    recorded = one.record_attention()
+    first = one.patch(recorded.grid) or (recorded.grid[0] // 2, recorded.grid[1] // 2)
+    second = one.patch(recorded.grid, 1) or tokens.most_attended(recorded, first)
+    tokens.draw_tokens(one.picture, recorded, one.model.config, first, second, file)
+
+
+def _draw_words(one: Inspection, file: Path) -> None:
+    if not one.text_features:
+        raise ValueError('words is drawn for a text. Give one, such as --text "a dog on grass".')
+    embeds = torch.stack(list(one.text_features.values()))  # (W, E)
+    images = one.pixel_values.expand(len(embeds), -1, -1, -1)
+    heat = attention.gradient_rollout(one.model, images, text_embeds=embeds)
+    patches.draw_heats(one.picture, dict(zip(one.text_features, heat, strict=True)), file)
+
+
+def encode_words(model: HfViTPreTrainedModel, name_or_path: str, text: str) -> dict[str, Tensor]:
+    """Return a direction (E,) in the space of features for each word of a text, and for the whole text.
+
+    The direction of a word is its feature minus the mean over all words, so that it shows what sets the word apart.
+    """
+    encoder = attention.check_image_text_model(model)
+    words = list(dict.fromkeys(text.split()))
+    features = encode_texts(encoder, load_text_processor(encoder, name_or_path), [*words, text])  # (W + 1, E)
+    directions = features[:-1] - features[:-1].mean(dim=0) if len(words) > 1 else features[:-1]
+    return {**dict(zip(words, directions, strict=True)), text: features[-1]}
 
 
 def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
@@ -155,15 +203,20 @@ PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
+    "positions": _draw_positions,
+    "patches": _draw_patches,
+    "words": _draw_words,
 }
 # Maps each kind of picture that shows all photos together to the function that draws it
 JOINT_DRAWINGS: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
-def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
-    """Return the kinds of pictures that can be drawn for a model. Saliency requires a classifier."""
-    is_classifier = isinstance(model, HfViTForImageClassification)
-    return [kind for kind in (*PHOTO_DRAWINGS, *JOINT_DRAWINGS) if is_classifier or kind != "saliency"]
+def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
+    """Return the kinds of pictures that can be drawn for a model and a text."""
+    missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
+    missing |= {"words"} if text is None else set()
+    missing |= {"positions"} if model.base_model.embeddings.position_embeddings is None else set()
+    return [kind for kind in (*PHOTO_DRAWINGS, *JOINT_DRAWINGS) if kind not in missing]
 
 
 def visualize(
@@ -173,8 +226,9 @@ def visualize(
     output_dir: Path,
     kinds: Annotated[list[str] | None, (*PHOTO_DRAWINGS, *JOINT_DRAWINGS)] = None,
     image_size: Annotated[int | None, COUNT] = None,
-    point: tuple[float, float] | None = None,
+    point: list[tuple[float, float]] | None = None,
     class_name: str | None = None,
+    text: str | None = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
@@ -188,8 +242,10 @@ def visualize(
         image_size: Shorter side of the resized photos, in pixels; by default that of the model.
         point: Position x,y in pixels of the photo. Attention and rollout are drawn for the patch at this position (by
             default for the pooled output, such as the CLS token), and similarity is computed to this patch (by default
-            to the central patch).
+            to the central patch). `patches` draws the attention between two points; by default between the first point
+            and the patch that it attends to most.
         class_name: Class whose saliency is drawn; by default the most likely class.
+        text: Text whose words are searched for in the photos, for image-text models.
         overwrite: Replace pictures of an earlier run.
         report: Function that receives the path of each file.
 
@@ -200,9 +256,10 @@ def visualize(
     check_writable(output_dir)
     files = find_images(photos)
     opened, processor = open_for_inspection(model, image_size)
-    inspections = [Inspection(opened, processor, open_image(file), point, class_name) for file in files]
+    words = {} if text is None else encode_words(opened, model, text)
+    inspections = [Inspection(opened, processor, open_image(file), point or (), class_name, words) for file in files]
     drawn: dict[Path, Callable[[Path], None]] = {}
-    for kind in kinds or kinds_of(opened):
+    for kind in kinds or kinds_of(opened, text):
         if kind in JOINT_DRAWINGS:
             drawn[output_dir / f"{kind}.png"] = partial(JOINT_DRAWINGS[kind], inspections)
             continue

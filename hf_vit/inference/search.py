@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..convert import load_processor
 from ..data.fingerprint import FEATURE_FOLDER, digest, digest_weights
+from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ..options.field import COUNT
 from ..outputs import check_outputs
@@ -61,14 +62,9 @@ def search_images(
     pages = list_pages(picture, min(len(sources), top_k))
     check_outputs(pages, [source.file for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()
-    processor: Any = load_processor(encoder, model, patch_size=encoder.config.patch_size)
-    if not hasattr(processor, "tokenizer"):
-        raise ValueError(f"{model} has no tokenizer, so texts cannot be searched. Give an image-text model.")
+    processor = load_text_processor(encoder, model)
     sources, features = index_images(encoder, processor.image_processor, sources, batch_size)
-    tokens = processor.tokenizer([text], return_tensors="pt", padding=True, truncation=True)
-    with torch.no_grad():
-        query = F.normalize(encoder.get_text_features(**tokens).pooler_output[0].double(), dim=0)
-    scores = features @ query
+    scores = features @ encode_texts(encoder, processor, [text])[0].double()
     ranked = scores.argsort(descending=True, stable=True)[:top_k].tolist()
     if picture is not None:
         tiles = [
@@ -77,6 +73,21 @@ def search_images(
         ]
         save_pages(tiles, pages)
     return [{"file": str(sources[number].file), "score": round(float(scores[number]), 6)} for number in ranked]
+
+
+def load_text_processor(model: HfViTForZeroShotImageClassification, name_or_path: str) -> HfViTProcessor:
+    """Return image processor and tokenizer of a checkpoint; raise `ValueError` if it has no tokenizer."""
+    processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
+    if not isinstance(processor, HfViTProcessor):
+        raise ValueError(f"{name_or_path} has no tokenizer, which is needed for texts. Give an image-text model.")
+    return processor
+
+
+@torch.no_grad()
+def encode_texts(model: HfViTForZeroShotImageClassification, processor: HfViTProcessor, texts: list[str]) -> Tensor:
+    """Return the normalized features (T, E) of texts."""
+    inputs = processor.tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    return F.normalize(model.get_text_features(**inputs).pooler_output, dim=-1)
 
 
 def index_images(

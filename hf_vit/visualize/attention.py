@@ -17,6 +17,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
+from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .patches import Patch, check_eval_mode, number_of, patch_grids
 
 
@@ -164,34 +165,39 @@ def gradient_rollout(
     pixel_values: Tensor,
     class_numbers: Sequence[int] | None = None,
     patch_attention_mask: Tensor | None = None,
+    text_embeds: Tensor | None = None,
 ) -> list[Tensor]:
-    """Return the relevance of each patch for a class.
+    """Return the relevance of each patch for a class or a text.
 
-    The attention weights are multiplied by their gradients of the class score. Positive products, averaged over heads,
-    are propagated through all blocks and residual connections.
+    The attention weights are multiplied by their gradients of the score of the class, or of the similarity to the
+    text. Positive products, averaged over heads, are propagated through all blocks and residual connections.
 
     Args:
-        model: A classifier.
+        model: A classifier, or an image-text model if `text_embeds` is given.
         pixel_values: Images (B, C, H, W).
         class_numbers: Class of each image; None means the most likely class.
         patch_attention_mask: Mask (B, h, w) bool, False for padding on the right and at the bottom.
+        text_embeds: Features (B, E) of a text for each image, or of another direction in the space of features.
 
     Returns:
         One map (h, w) per image, without padding. A value of 0 means no relevance; there is no upper limit.
 
     Raises:
-        ValueError: if the model is not a classifier or is in training mode, a class does not exist, or the model does
-            not accept an input.
+        ValueError: if the model is not of the required type or is in training mode, a class does not exist, or the
+            model does not accept an input.
 
     Source: https://arxiv.org/abs/2103.15679 (rules for self-attention).
     """
-    check_classifier(model)
+    encode = check_image_text_model(model).get_image_features if text_embeds is not None else check_classifier(model)
     check_eval_mode(model)
     with torch.enable_grad():
         # Pixels require gradients, so that attention has gradients even if all weights are frozen
         pixels = pixel_values.detach().requires_grad_()
-        outputs = model(pixels, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
-        scores = _scores(outputs.logits, class_numbers)
+        outputs = encode(pixels, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
+        if text_embeds is None:
+            scores = _scores(outputs.logits, class_numbers)
+        else:
+            scores = (F.normalize(outputs.pooler_output, dim=-1) * text_embeds).sum(dim=-1)
         gradients = torch.autograd.grad(scores.sum(), outputs.attentions)
     with torch.no_grad():
         products = map(torch.mul, outputs.attentions, gradients)
@@ -199,13 +205,23 @@ def gradient_rollout(
         return [_relevance(image) for image in _each_image(model, raising, pixel_values, patch_attention_mask)]
 
 
-def check_classifier(model: HfViTPreTrainedModel) -> None:
-    """Raise `ValueError` if a model is not an image classifier."""
+def check_classifier(model: HfViTPreTrainedModel) -> HfViTForImageClassification:
+    """Return the model; raise `ValueError` if it is not an image classifier."""
     if not isinstance(model, HfViTForImageClassification):
         raise ValueError(
             f"A {type(model).__name__} does not predict a class. Use HfViTForImageClassification, or "
             "attention_rollout, which needs no class."
         )
+    return model
+
+
+def check_image_text_model(model: HfViTPreTrainedModel) -> HfViTForZeroShotImageClassification:
+    """Return the model; raise `ValueError` if it does not compare images with texts."""
+    if not isinstance(model, HfViTForZeroShotImageClassification):
+        raise ValueError(
+            f"A {type(model).__name__} does not compare images with texts. Use HfViTForZeroShotImageClassification."
+        )
+    return model
 
 
 def _scores(logits: Tensor, class_numbers: Sequence[int] | None) -> Tensor:

@@ -3,7 +3,7 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from .colors import BAR_COLUMN, Axes, apply_color_map, draw_bar, value_range
 from .figures import (
     COLUMN_WIDTH,
+    LEGEND_LINE,
     MAX_ASPECT,
     MAX_ROWS,
     Array,
@@ -27,6 +28,7 @@ from .figures import (
     enlarge_small_image,
     new_figure,
     picture_rows,
+    row_height,
     save,
     show,
 )
@@ -38,6 +40,7 @@ HEAT_COLORS = "inferno"
 OPACITY = 0.65
 MARK_SIZE = 9  # Size of the patch marker in points
 NUM_COLORS = 3
+HEATS_PER_ROW = 4
 MAP_WIDTH = 0.75  # Width of one attention map in inches
 
 
@@ -117,6 +120,29 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
     show(panels[1], overlay_heat(image, heat))
     draw_bar(panels[2], value_range(heat.ravel()), HEAT_COLORS, "")
     mark_patch(panels[:2], patch, heat.shape)
+    save(figure, file)
+
+
+def draw_heats(image: Picture, heat: Mapping[str, Array], file: PictureFile) -> None:
+    """Draw an image, and a copy of it under each of several heatmaps of its patches, with a title each.
+
+    Args:
+        image: See `overlay_heat`.
+        heat: Values (h, w) of the patches by title. Each heatmap has its own color range.
+        file: Output file; the suffix determines the format.
+    """
+    picture = as_picture(image)
+    panels = {"image": np.asarray(enlarge_small_image(image)[0])}
+    panels |= {title: overlay_heat(image, values) for title, values in heat.items()}
+    columns = min(len(panels), HEATS_PER_ROW)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(COLUMN_WIDTH * columns, rows * (row_height(picture) + LEGEND_LINE))
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for place in places:
+        place.set_axis_off()
+    for place, (title, shown) in zip(places, panels.items(), strict=False):
+        show(place, shown)
+        place.set_title(title, fontsize=10, parse_math=False)
     save(figure, file)
 
 

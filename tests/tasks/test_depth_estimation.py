@@ -134,9 +134,17 @@ def test_the_range_of_streets_is_chosen_printed_or_set_by_the_format(streets: Pa
     assert (trainer.model.options.max_depth, trainer.evaluator.metric.max_depth) == (80, 80)
     options = ["--depth_scale", "256", *config_of({"max_depth": 70})]
     assert make_trainer(TASK, streets, tmp_path / "given", *options).model.options.max_depth == 70
-    trainer = make_trainer(TASK, streets, tmp_path / "kitti", "--depth_format", "kitti")
-    metric = trainer.evaluator.metric
-    assert (trainer.model.options.max_depth, metric.max_depth, metric.crop) == (80, 80, "garg")
+    deepest = {}
+    for name, max_depth, scale, crop in (
+        ("kitti", 80, 256, "garg"),
+        ("nyu", 10, 1000, "eigen"),
+        ("tum", 10, 5000, None),
+    ):
+        trainer = make_trainer(TASK, streets, tmp_path / name, "--depth_format", name)
+        metric = trainer.evaluator.metric
+        assert (trainer.model.options.max_depth, metric.max_depth, metric.crop) == (max_depth, max_depth, crop)
+        deepest[scale] = trainer.data_collator([trainer.eval_dataset[0]])["labels"].nan_to_num().max()
+    assert all(found * scale == pytest.approx(deepest[256] * 256) for scale, found in deepest.items())
     metric = make_trainer(TASK, streets, tmp_path / "kitti", "--depth_format", "kitti", "--max_eval_depth", "50")
     assert (metric.model.options.max_depth, metric.evaluator.metric.max_depth) == (50, 50)
 

@@ -29,8 +29,10 @@ from hf_vit.visualize import (
 )
 from hf_vit.visualize.attention import Attention
 from hf_vit.visualize.patches import patch_at, principal_components
+from hf_vit.visualize.tokens import attention_distances, convolution_distances, most_attended
 
 from ..data.errors import expect_error
+from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
@@ -204,6 +206,53 @@ def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest
         torch.nn.init.zeros_(model.classifier.weight)
         (heat,) = gradient_rollout(model, pixels(model.config, 1), [0])
         assert torch.equal(heat, torch.zeros(4, 4))
+
+
+def test_the_relevance_for_a_text_is_that_for_a_class_in_the_direction_that_raises_the_similarity() -> None:
+    model = lively(build_model(build_processor(["red", "blue"])))
+    image = pixels(model.config, 1).double()
+    with torch.no_grad():
+        embeds = model.get_image_features(image).pooler_output
+        text = torch.nn.functional.normalize(torch.randn_like(embeds), dim=-1)
+        (heat,) = gradient_rollout(model, image, text_embeds=text)
+        length = embeds.norm()
+        direction = (text - (text @ embeds.T) * embeds / length**2) / length  # gradient of the cosine
+        classifier = HfViTForImageClassification(model.config).double().eval()
+        classifier.model.load_state_dict(model.model.state_dict())
+        classifier.classifier.weight[0] = (direction @ model.contrastive_head.image_projection.weight)[0]
+    torch.testing.assert_close(heat, gradient_rollout(classifier, image, [0])[0])
+    assert heat.std() > 0.05 * heat.mean()  # differences within the map exceed the tolerance
+
+
+def test_distances_of_attention_are_weighted_means_over_patches() -> None:
+    weights = torch.zeros(2, 2, 7, 7).double()  # a CLS token and 2 x 3 patches of 4 x 8 pixels
+    weights[0, 0] = torch.eye(7)
+    weights[0, 1, 1:, 0], weights[0, 1, 1:, 1:] = 0.5, 0.5 / 6
+    weights[1, 0, range(1, 7), [4, 5, 6, 1, 2, 3]] = 1.0  # the patch in the other row
+    weights[1, 1, range(1, 7), [3, 3, 1, 6, 6, 4]] = 1.0  # a patch in the last or first column of the row
+    found = attention_distances(Attention(weights, (2, 3), 1, weights[0, 0, 0]), (4, 8))
+    centers = [(4 * row, 8 * column) for row in range(2) for column in range(3)]
+    uniform = np.mean([math.dist(one, other) for one in centers for other in centers])
+    torch.testing.assert_close(found, torch.tensor([[0, uniform], [4, (16 + 8 + 16) / 3]]).double())
+    assert most_attended(Attention(weights[1:], (2, 3), 1, weights[0, 0, 0]), (0, 0)) in ((1, 0), (0, 2))
+
+
+def test_receptive_fields_of_convolutions_are_those_that_gradients_show() -> None:
+    layers, seen = [nn.Conv2d(1, 1, 3, padding=1, bias=False) for _ in range(5)], []
+    for number, layer in enumerate(layers):
+        nn.init.ones_(layer.weight)
+        image = torch.zeros(1, 1, 64, 64, requires_grad=True)
+        states = image
+        for before, own in enumerate(layers[: number + 1]):
+            states = own(nn.functional.avg_pool2d(states, 2) if before and before % 2 == 0 else states)
+        middle = states.shape[-1] // 2
+        (gradient,) = torch.autograd.grad(states[0, 0, middle, middle], image)
+        inside = gradient[0, 0].nonzero().double()
+        seen.append((inside - inside.mean(dim=0)).norm(dim=1).mean().item())
+    assert convolution_distances(5, (64, 64)) == pytest.approx(seen)
+    # Later receptive fields are as large as the image.
+    whole = np.mean([math.hypot(y, x) for y in (-1.5, -0.5, 0.5, 1.5) for x in (-1, 0, 1)])
+    assert convolution_distances(5, (4, 3))[1:] == [pytest.approx(whole)] * 4
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:

@@ -9,12 +9,15 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.commands.visualize import kinds_of, open_for_inspection
+from hf_vit.commands.visualize import PHOTO_DRAWINGS, Inspection, encode_words, kinds_of, open_for_inspection
+from hf_vit.model.embeddings import sincos_position_embeddings
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
 from hf_vit.visualize.patches import draw_attention, draw_feature_colors, draw_heat, mosaic, overlay_heat
+from hf_vit.visualize.tokens import draw_tokens
 
+from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.images import noise
 from ..helpers.models import small_config
 from ..helpers.options import call_command
@@ -96,6 +99,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
+    processor = build_processor(["a red dog"])
+    build_model(processor).save_pretrained(folder / "words")
+    processor.save_pretrained(folder / "words")
     (folder / "photos").mkdir()
     for name, shape in {"a": (60, 90, 3), "b": (90, 50, 3)}.items():
         Image.fromarray(noise(*shape)).save(folder / "photos" / f"{name}.png")
@@ -110,12 +116,12 @@ def inspect(workplace: Path, model: str, output: Path, *options: str, photos: st
 
 def test_the_script_draws_all_kinds_that_a_model_has(workplace, tmp_path, capsys):
     written = inspect(workplace, "pets", tmp_path / "pets")
-    each = ("attention", "rollout", "saliency", "similarity")
+    each = ("attention", "rollout", "saliency", "similarity", "positions", "patches")
     assert written == sorted([f"{name}_{kind}.png" for name in "ab" for kind in each] + ["pca.png"])
     assert sorted(Path(line).name for line in capsys.readouterr().out.splitlines()) == written
     assert all(read(tmp_path / "pets" / name).std() > 5 for name in written)
     without_table = HfViTForDepthEstimation(small_config("rotary"))
-    assert kinds_of(without_table) == ["attention", "rollout", "similarity", "pca"]
+    assert kinds_of(without_table) == ["attention", "rollout", "similarity", "patches", "pca"]
 
 
 def test_the_script_searches_a_whole_photo_for_a_class_or_from_a_point(workplace: Path, tmp_path: Path) -> None:
@@ -128,12 +134,50 @@ def test_the_script_searches_a_whole_photo_for_a_class_or_from_a_point(workplace
     assert heat.shape == (6, 9)
     draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
-    # A point selects the patch for attention, rollout and similarity maps.
-    kinds, photos = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
+    # A point selects the patch for all other kinds.
+    kinds, photos = ["--kinds", "attention", "rollout", "similarity", "patches"], "photos/a.png"
     written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photos)
     assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photos) == written
     for name in written:
         assert not np.array_equal(read(tmp_path / "whole" / name), read(tmp_path / "point" / name))
+
+
+def test_tokens_and_their_attention_are_drawn(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = HfViTModel(small_config("registers", attn_implementation="eager")).eval()
+    (recorded,) = record_attention(model, torch.randn(1, 3, 16, 48))
+    draw_tokens(noise(40, 120, 3), recorded, model.config, (0, 5), (1, 2), tmp_path / "tokens.svg")
+    written = texts(tmp_path / "tokens.svg")
+    num_prefix, length = recorded.num_prefix, recorded.num_prefix + 12
+    assert {"2 x 6 patches", "A", "B", "0: CLS", f"{num_prefix}: (0, 0)", f"{length - 1}: (1, 5)"} <= {*written}
+    assert f"equal attention to {length} tokens" in written
+    assert f"{num_prefix - 1}: register {model.config.num_register_tokens}" in written
+    for pair in (((2, 0), (0, 0)), ((0, 0), (0, 6))):
+        with pytest.raises(ValueError, match="There is no patch"):
+            draw_tokens(noise(40, 120, 3), recorded, model.config, *pair, tmp_path / "tokens.svg")
+
+
+def test_similarity_of_positions_is_that_of_the_table(tmp_path: Path) -> None:
+    config = small_config("registers", position_embedding_type="sincos2d")
+    photo = Image.fromarray(noise(32, 32, 3))
+    inspection = Inspection(HfViTModel(config).eval(), HfViTImageProcessor.for_model(config), photo, [(20, 10)])
+    PHOTO_DRAWINGS["positions"](inspection, tmp_path / "found.png")
+    table = sincos_position_embeddings((4, 4), config.hidden_size, 0)[0].view(4, 4, -1)
+    heat = torch.cosine_similarity(table, table[1, 2], dim=-1)
+    draw_heat(photo, heat, "similarity of positions", tmp_path / "expected.png", (1, 2))
+    assert np.abs(read(tmp_path / "found.png") - read(tmp_path / "expected.png")).max() <= 3
+
+
+def test_a_text_adds_a_heatmap_for_each_word(workplace: Path, tmp_path: Path) -> None:
+    written = inspect(workplace, "words", tmp_path, "--text", "dog red dog", photos="photos/a.png")
+    assert "a_words.png" in written
+    model, processor = open_for_inspection(str(workplace / "words"))
+    found = encode_words(model, str(workplace / "words"), "dog red dog")
+    assert list(found) == ["dog", "red", "dog red dog"]
+    torch.testing.assert_close(found["dog"], -found["red"])  # what sets two words apart is opposite
+    inspection = Inspection(model, processor, Image.open(workplace / "photos" / "a.png"), text_features=found)
+    PHOTO_DRAWINGS["words"](inspection, tmp_path / "words.svg")
+    assert texts(tmp_path / "words.svg") == ["image", *found]
 
 
 def test_what_cannot_be_drawn_is_said_in_one_line(workplace: Path, tmp_path: Path) -> None:
@@ -142,6 +186,14 @@ def test_what_cannot_be_drawn_is_said_in_one_line(workplace: Path, tmp_path: Pat
         ("pets", ["--kinds", "saliency", "--class_name", "cow"], "has no class 'cow'. Its classes include cat, dog"),
         ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside of the image of 50 x 90"),
         ("pets", ["--image_size", "0"], "image_size=0 must be at least 1"),
+        (
+            "rooms",
+            ["--kinds", "patches", "--point", "5,5", "--point", "70,5"],
+            "70,5 .* outside of the image of 50 x 90",
+        ),
+        ("pets", ["--text", "a dog"], "HfViTForImageClassification does not compare images with texts"),
+        ("words", ["--kinds", "words"], "--text"),
+        ("rooms", ["--kinds", "positions"], "adds no position embeddings"),
         ("nothing", [], "nothing"),
     ):
         with pytest.raises(SystemExit, match=message) as stopped:
