@@ -210,6 +210,10 @@ def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], exp
         assert size.image_size % size.patch_size == 0
         names = ("hidden_size", "num_hidden_layers", "image_size", "patch_size")
         assert given.items() <= dict(zip(names, size, strict=True)).items()
+    # Small images keep their size if it is a multiple of the given patch size.
+    assert {
+        size.image_size for size in CLASSIFICATION.sizes(replace(PHOTOGRAPHS, native_size=32), {"patch_size": 8})
+    } == {32}
 
 
 def test_saved_models_see_several_sizes() -> None:

@@ -41,10 +41,13 @@ class Size(NamedTuple):
         patch = max(1, -(-native_size * self.patch_size // self.image_size))
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
-    def fixed(self, given: Mapping[str, Any]) -> "Size":
-        """Replace parts of this size by given fields of `HfViTConfig`, and keep about as many patches."""
-        image = min(to_pair(given.get("image_size") or self.image_size))
+    def fixed(self, given: Mapping[str, Any], largest_side: int) -> "Size":
+        """Replace parts of this size by given fields of `HfViTConfig`, and keep about as many patches.
+
+        Images have at most `largest_side` pixels per side, rounded to whole patches.
+        """
         patch = given.get("patch_size")
+        image = min(to_pair(given.get("image_size") or (self.image_size if patch is None else largest_side)))
         if patch is None:
             most = max(1, image * self.patch_size // self.image_size)
             patch = next(side for side in range(most, 0, -1) if image % side == 0)
@@ -113,8 +116,10 @@ class TaskDefaults:
             given: Fields of `HfViTConfig` that the user gave.
         """
         if facts.start == "scratch":
-            ladder = [size if self.enlarges else size.bounded(facts.native_size) for size in self.ladder]
-            sizes = [size.fixed(given) for size in ladder]
+            sizes = []
+            for size in self.ladder:
+                side = size.image_size if self.enlarges else min(size.image_size, facts.native_size)
+                sizes.append(size.bounded(side).fixed(given, side))
         elif "image_size" in given or facts.image_size is None or facts.patch_size is None:
             return [None]
         else:
