@@ -1,6 +1,7 @@
 """Distillation: options, losses and state of a student that also learns from a teacher.
 
-Shapes: B batch, K classes, n and L tokens, D and D' widths of student and teacher, h w and h' w' their patch grids.
+In shapes, B is the batch size, K the number of classes, n and L are numbers of tokens, D and D' the widths of student
+and teacher, (h, w) and (h', w') their patch grids.
 """
 
 import os
@@ -31,7 +32,7 @@ from .teacher import Teacher, make_teacher, match_classes, names_of, open_teache
 
 
 ALPHA = 0.5  # default weight of the teacher's losses
-PROJECTION_NAME = "distillation.safetensors"  # checkpoint file with the trained weights outside the student
+PROJECTION_NAME = "distillation.safetensors"  # checkpoint file with the projection, which is not part of the student
 TEMPERATURE = 3.0
 teacher_option = partial(option, group="Teacher")
 
@@ -47,11 +48,11 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """Return the Kullback-Leibler divergence between predictions of teacher and student, averaged over images.
 
-    Both logits (B, K) are divided by the temperature. Temperatures above 1 give unlikely classes more weight. The loss
-    is multiplied by the squared temperature, so that the gradient keeps its scale. Unlike the DeiT paper, the DeiT
-    code also divides the loss by K.
+    The logits (B, K) of both models are divided by the temperature. Temperatures above 1 give unlikely classes more
+    weight. The loss is multiplied by the squared temperature, so that the gradient keeps its scale. As in the DeiT
+    paper, but unlike in its code, the loss is not divided by K.
 
-    Source: https://arxiv.org/abs/1503.02531, as in DeiT.
+    Source: https://arxiv.org/abs/1503.02531.
     """
     ours, theirs = (
         (to_float32_or_higher(values) / temperature).log_softmax(dim=1) for values in (logits, teacher_logits)
@@ -109,7 +110,7 @@ class Distillation(StatefulCallback, ABC):
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
-        # Number of images in all batches of a step. Set for models whose batch losses add up to the loss of the step.
+        # Number of images in all batches of a step; set if the loss of a step is the sum of its batch losses.
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
@@ -186,7 +187,7 @@ class Distillation(StatefulCallback, ABC):
 
 
 def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
-    """Raise `ValueError` if trained weights of a distillation, saved apart from the student, are missing."""
+    """Raise `ValueError` if the projection weights of a checkpoint do not match the distillation."""
     file = Path(checkpoint) / PROJECTION_NAME
     weights = {} if distillation is None else distillation.weights(), load_file(file) if file.is_file() else {}
     needed, saved = ({name: list(weight.shape) for name, weight in part.items()} or "none" for part in weights)
@@ -212,13 +213,13 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
         raise ValueError("Distillation requires the whole student on each device. Remove --fsdp and --deepspeed.")
     if args.label_smoothing_factor and not has_soft_labels:
         raise ValueError(
-            f"label_smoothing_factor={args.label_smoothing_factor} moves the labels out of the model, but the loss of "
-            "the student needs them in addition to the teacher. Remove it; --distillation_type soft smooths labels "
-            "too."
+            f"label_smoothing_factor={args.label_smoothing_factor} is not supported with a teacher, because the "
+            "student would not receive the labels for its loss. Remove it; --distillation_type soft also smooths the "
+            "targets."
         )
     if loss is not None:
         raise ValueError(
-            "Distillation uses the loss of the student model and does not support another one. Remove "
+            "Distillation supports only the default loss of the student. Remove "
             "compute_loss_func (--classification_loss bce) or --class_weights."
         )
 
@@ -226,8 +227,8 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
 class TokenDistillation(Distillation):
     """Distillation of a teacher's predictions into a separate head on the distillation token of the student.
 
-    The head on the pooled features is trained on the labels. The student predicts the mean of both heads. Source:
-    DeiT, https://arxiv.org/abs/2012.12877.
+    The head on the pooled features is trained on the labels. The prediction of the student is the mean of the outputs
+    of both heads. Source: DeiT, https://arxiv.org/abs/2012.12877.
 
     Args:
         teacher: A classifier.
@@ -262,7 +263,7 @@ class FeatureDistillation(Distillation):
     resampled to the student's grid. Padding is ignored.
 
     Args:
-        teacher: An encoder. It encodes one image of the student's size to find the width of its tokens.
+        teacher: An encoder. One image of the student's size is encoded to find the width of the teacher's tokens.
         student: The model to train.
         alpha: Weight of the teacher in the loss.
 
@@ -283,7 +284,7 @@ class FeatureDistillation(Distillation):
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Context manager within which the student learns from the teacher, and its encoder tokens are stored."""
+        """Context manager in which the student learns from the teacher, and the student's tokens are stored."""
         hook = student.model.register_forward_hook(self._keep)
         try:
             with super().attached(student):
@@ -300,8 +301,8 @@ class FeatureDistillation(Distillation):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the student's loss, and the distillation losses of the patches and the CLS token."""
-        # Tokens (B, L, D'), which start with prefix and patches. Models with queries run the blocks in the head, and
-        # return the tokens.
+        # Tokens (B, L, D) start with prefix and patch tokens. Models with queries run the blocks in the head and
+        # return the tokens with their outputs.
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
@@ -326,24 +327,26 @@ class DistillationArguments(Options):
     """Options of distillation."""
 
     teacher: str | None = teacher_option(
-        None, "Trained model to learn from too, of any library: a folder, or a name on the Hub."
+        None, "Trained model, of any library, that the model also learns from: a folder, or a name on the Hub."
     )
     distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
         None,
-        "What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
-        "classification alone), or its features. hard where that is possible, else features, by default.",
+        "What to learn from the teacher: predicted classes (hard) or probabilities (soft), both with a distillation "
+        "token and for image classification only; or features. By default hard for classifiers, else features.",
     )
     distillation_alpha: float | None = teacher_option(
         None, f"Share of the teacher in the loss; {ALPHA} by default.", SHARE
     )
     distillation_temperature: float | None = teacher_option(
-        None, f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default.", POSITIVE
+        None,
+        f"Temperature that divides the logits of student and teacher if the type is soft; {TEMPERATURE:g} by default.",
+        POSITIVE,
     )
     teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = teacher_option(
         None, "Precision of the teacher; float32 by default."
     )
     teacher_trust_remote_code: bool = teacher_option(
-        False, "Let code run that the teacher's folder or repository brings."
+        False, "Allow running code from the teacher's folder or repository."
     )
 
     def __post_init__(self) -> None:

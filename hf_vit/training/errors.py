@@ -108,7 +108,10 @@ def describe_disk_space(folder: Path, written: int) -> str:
     last = last_checkpoint(folder.parent, reads_all=False)
     needed = written if last is None else max(written, size_of(Path(last)))
     free = shutil.disk_usage(folder.parent).free
-    takes = f"It needs {'more than ' if last is None else ''}{format_bytes(needed)}, and {format_bytes(free)} are free"
+    takes = (
+        f"A checkpoint needs {'more than ' if last is None else ''}{format_bytes(needed)}, and "
+        f"{format_bytes(free)} are free"
+    )
     if free > needed:
         return f"{takes}. Check for a disk quota or a file size limit."
     return f"{takes}. Free {format_bytes(needed - free)} more, or keep fewer checkpoints with --save_total_limit."

@@ -102,7 +102,10 @@ def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> Dataset
 
 
 def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Return the names of the split to evaluate and of the split with its images; see `load_evaluation_targets`."""
+    """Return the names of the split to evaluate and of the split that contains its images.
+
+    See `load_evaluation_targets`.
+    """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))

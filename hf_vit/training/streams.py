@@ -1,4 +1,4 @@
-"""Streamed training images: loading, checks, distribution over processes, and resuming."""
+"""Load and check streams of training images, distribute them over processes, and resume them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
     """
     check_steps(training_args)
-    if args.train_val_split is None:  # the stream is not open yet, so its splits are unknown
+    if args.train_val_split is None:  # the splits of a stream are unknown until it is opened
         args.train_val_split = HELD_OUT
     if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
         raise ValueError(
@@ -75,9 +75,9 @@ class UnlabeledImages(TargetData):
     For a stream, `splits` holds a fixed sample of images to evaluate, with "train" only if there is no other split.
 
     Args:
-        known: Training images with a class label. Features are evaluated by searching nearest neighbors in these
-            images, which are not evaluated themselves. May be empty.
-        num_train: Number of training images; for a stream, the number of images that were read in advance.
+        known: Training images with a class label, among which the nearest neighbors of evaluated images are searched.
+            These images are not evaluated. May be empty.
+        num_train: Number of training images; for a stream, the number of images that are read before training.
     """
 
     known: Dataset
@@ -124,7 +124,7 @@ def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: 
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
-    apart = known[known >= num_scored]  # an evaluated image would be its nearest neighbor
+    apart = known[known >= num_scored]  # an evaluated image would be its own nearest neighbor
     if len(known) and not len(apart):
         logger.warning(
             "The nearest-neighbor accuracy is not computed, because all %d training images that were read are "
@@ -147,17 +147,17 @@ def describe_layout(args: TrainingArguments) -> dict[str, int]:
 
 @dataclass
 class SkippingCollator:
-    """Collator that returns an empty batch for skipped examples, and calls `collate` for all others."""
+    """Collator that calls `collate`, but returns an empty batch if the examples are skipped."""
 
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """Return the batch of some examples, or an empty batch if these are skipped examples."""
+        """Return the batch of `examples`, or an empty batch if the examples are skipped, that is, None."""
         return {} if examples[0] is None else self.collate(examples)
 
 
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
-    """Return a loader that reads only the shards of this process, in place of a loader on the main process only."""
+    """Return a loader that reads the shards of this process, given a loader that reads on the main process only."""
     base: DataLoader[Any] = loader.base_dataloader
     stream = base.dataset
     assert isinstance(stream, AugmentedStream)
@@ -165,8 +165,8 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
     readers = args.world_size * max(args.dataloader_num_workers, 1)
     if stream.stream.num_shards < readers and args.process_index == 0:
         logger.warning(
-            "The stream has %d shards for %d readers. Several readers read the same shard and skip the images of the "
-            "others, which is slow. Split the data into more files.",
+            "The stream has %d shards for %d readers. Readers that share a shard read all its images and skip those "
+            "of the other readers, which is slow. Split the data into more files.",
             stream.stream.num_shards,
             readers,
         )
@@ -193,7 +193,7 @@ class StreamPosition(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
         """Set the start position of the stream; raise `ValueError` if the batch size or process count has changed."""
-        stream = train_dataloader.dataset  # the loader has not read an image yet
+        stream = train_dataloader.dataset  # the loader has not read any image at this point
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:

@@ -1,6 +1,7 @@
 """Teacher models for knowledge distillation, from this or any other library, and the conversion of student images.
 
-Shapes: B batch, C channels, H W height and width of the student images, L tokens, D width, h w patch grid.
+In shapes, B is the batch size, C the number of channels, (H, W) the size of student images, L the number of tokens,
+D the width of the teacher, and (h, w) its patch grid.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ class TeacherPreprocessing(nn.Module):
     """Convert images preprocessed for the student into images preprocessed for the teacher.
 
     Images are resized bilinearly with antialiasing. Interpolation weights sum to 1, so that resizing commutes with
-    undoing the student's color normalization and applying the teacher's. Both are merged into one multiplication and
-    one addition.
+    undoing the student's color normalization and applying the teacher's. Both normalizations are merged into one
+    multiplication and one addition.
     """
 
     gain: Tensor
@@ -218,7 +219,7 @@ def open_teacher(
 
     Args:
         name: Folder, weight file, or model name on the Hub.
-        is_classifier: Whether the teacher must be a classifier. If False, an encoder is enough.
+        is_classifier: Whether to load a classifier. If False, only the encoder is loaded.
         dtype: Data type of the parameters.
         trust_remote_code: Whether code from the model repository may be executed.
 

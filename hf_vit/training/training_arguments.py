@@ -1,4 +1,4 @@
-"""Training arguments of transformers and hf_vit, their defaults, and checks of combinations."""
+"""Training arguments with options and defaults for Vision Transformers, and checks of their values."""
 
 import json
 import math
@@ -61,7 +61,7 @@ output_option = partial(option, group="Output")
 sizes_option = partial(option, group="Sizes of training images")
 optimizer_option = partial(option, group="Optimizer and frozen parts")
 lora_option = partial(option, group="LoRA")
-# Arguments of transformers that are mappings, given as JSON text or as the path of a JSON file
+# Fields of `TrainingArguments` that are mappings, given as JSON text or, for FILES, as the path of a JSON file
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")
 MAPPINGS = (
     *FILES,
@@ -72,11 +72,12 @@ MAPPINGS = (
 
 @dataclass
 class HfViTTrainingArguments(TrainingArguments):
-    """Training arguments of transformers, with options and defaults for Vision Transformers."""
+    """`TrainingArguments` with additional options, and with defaults for Vision Transformers."""
 
     minutes: float | None = training_option(
         None,
-        "Time budget in minutes, report included; sizes and steps are chosen to fit. 10 by default without a GPU.",
+        "Time budget in minutes, including the report; model size, image size and number of steps are chosen to fit. "
+        "10 by default without a GPU.",
         MINUTES,
         essential=True,
         synonyms="time time_budget max_time",
@@ -84,13 +85,13 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     choose_defaults: bool | None = training_option(
         None,
-        "Choose options that are not given by data and device; false uses the defaults listed here. True by "
-        "default, except for recipes.",
+        "Choose the options that are not given, depending on data and device; false uses the defaults listed here. "
+        "True by default, except for recipes.",
         resume="free",
     )
     resume_with_changes: bool = output_option(
         False,
-        "Resume with other images or arguments than before; the model card states the step of the change.",
+        "Resume although images or arguments have changed; the model card states the step of the change.",
         resume="free",
         private=True,
     )
@@ -98,22 +99,22 @@ class HfViTTrainingArguments(TrainingArguments):
     # Optimizer, learning rates and frozen parts
     layer_decay: float = optimizer_option(
         1.0,
-        "Factor of the learning rate from each layer to the previous one, as in BEiT: heads, blocks, embeddings. "
-        "0.65 to 0.9 for a pretrained model.",
+        "Factor by which the learning rate decreases from each layer to the previous one, from the heads over the "
+        "blocks to the embeddings, as in BEiT. 0.65 to 0.9 for a pretrained model.",
         SHARE,
         resume="fixed",
     )
     head_lr_multiplier: float = optimizer_option(
-        1.0, "Factor of the learning rate of heads.", POSITIVE, resume="fixed"
+        1.0, "Factor that multiplies the learning rate of heads.", POSITIVE, resume="fixed"
     )
     freeze: Names | None = optimizer_option(
         None,
-        "Parameters to freeze, as name prefixes separated by commas: model.embeddings,model.encoder.layers.0.",
+        "Parameters to freeze, as name prefixes separated by commas, such as model.embeddings,model.encoder.layers.0.",
         resume="fixed",
     )
     trainable_blocks: int | None = optimizer_option(
         None,
-        "Number of last blocks to train, with the heads; 0 trains the heads only.",
+        "Number of last blocks to train in addition to the heads; 0 trains only the heads.",
         NOT_NEGATIVE,
         resume="fixed",
     )
@@ -125,14 +126,15 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     cache_dtype: Literal["float32", "float16"] = optimizer_option("float32", "Data type of stored features.")
     cache_gigabytes: float = optimizer_option(
-        20.0, "Maximum size of stored features on disk; larger ones are refused.", POSITIVE, resume="free"
+        20.0, "Maximum size of stored features in GB; larger features raise an error.", POSITIVE, resume="free"
     )
     use_muon: bool = optimizer_option(
         False, "Train matrices of blocks with Muon, and other weights with AdamW.", resume="fixed"
     )
     decay_steps: float = optimizer_option(
         0.2,
-        "Number of last steps in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
+        "Number of last steps in which the learning rate falls to zero with --lr_scheduler_type warmup_stable_decay; "
+        "below 1, a share of all steps.",
         NOT_NEGATIVE,
     )
     ema_decay: float | None = option(
@@ -153,14 +155,14 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     progressive_sizes: list[int] | None = sizes_option(
         None,
-        "Heights in pixels of training images over equal shares of the steps, ending with that of image_size: 16 "
-        "24 32. Small images train several times as fast.",
+        "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last one "
+        "must be that of image_size. Small images train several times as fast.",
         COUNT,
     )
     multi_scale_sizes: list[int] | None = sizes_option(
         None,
-        "Heights in pixels from which one is drawn for every training batch: 24 32 40. Heights above image_size "
-        "upscale the images.",
+        "Heights in pixels, such as 24 32 40, from which one is drawn for every training batch. Heights above "
+        "image_size upscale the images.",
         COUNT,
     )
 
@@ -202,7 +204,7 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="patience",
     )
     resume_from_checkpoint: str | None = option(
-        None, 'Checkpoint to resume from: "last" for the newest one in output_dir, or its folder.'
+        None, 'Checkpoint to resume from: its folder, or "last" for the newest checkpoint in output_dir.'
     )
     dry_run: bool = output_option(
         False,
@@ -223,8 +225,8 @@ class HfViTTrainingArguments(TrainingArguments):
     dataloader_pin_memory: bool = torch.cuda.is_available()
     dataloader_num_workers: int | None = option(
         None,
-        "Number of worker processes per training process that read images. By default the spare cores with a "
-        "GPU, at most 8; without a GPU 0, because the model uses all cores.",
+        "Number of worker processes per training process that read images. By default, with a GPU, the number of "
+        "CPU cores, at most 8; without a GPU, 0, because the model uses all cores.",
     )
     # Worker processes, if any, persist between epochs.
     dataloader_persistent_workers: bool = True
@@ -246,7 +248,7 @@ class HfViTTrainingArguments(TrainingArguments):
         if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
             self.greater_is_better = False
         if self.early_stopping_patience is not None:
-            self.load_best_model_at_end = True  # early stopping: the last weights are worse than the best
+            self.load_best_model_at_end = True  # after early stopping, the last weights are worse than the best ones
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
@@ -257,7 +259,7 @@ class HfViTTrainingArguments(TrainingArguments):
         try:
             super().__post_init__()
         except TypeError as error:  # raised for an unknown name in a mapping
-            raise ValueError(f"An argument of transformers is invalid: {error}. Correct or remove it.") from error
+            raise ValueError(f"A training argument is invalid: {error}. Correct or remove it.") from error
         if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
             raise ValueError(
                 "accelerate launch starts only one process on CPUs (MULTI_CPU, --cpu), but several are requested. "
@@ -317,12 +319,12 @@ def usable_cores() -> int:
 
 
 def training_options_of(args: TrainingArguments) -> Any:
-    """Return the object with the options of hf_vit: `args` if it has them, otherwise a class with their defaults."""
+    """Return `args` if it has the options of hf_vit, otherwise `HfViTTrainingArguments`, which has their defaults."""
     return args if isinstance(args, HfViTTrainingArguments) else HfViTTrainingArguments
 
 
 def check_optimization(args: TrainingArguments) -> None:
-    """Raise `ValueError` if optimizer options are incompatible with the arguments of transformers."""
+    """Raise `ValueError` if options of optimizer and learning rate schedule are incompatible."""
     if training_options_of(args).use_muon and args.optim not in ADAMW:
         raise ValueError(
             f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Remove one of the two "
@@ -410,7 +412,7 @@ def check_optimizer(args: TrainingArguments) -> None:
     """Create optimizer and schedule for a small layer; raise `ValueError` or `ImportError` if that fails."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
-        return  # these optimizers need the model
+        return  # optimizers with target modules need the whole model
     try:
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
         optimizer = optimizer_class(layer.parameters(), **settings)

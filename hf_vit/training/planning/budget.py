@@ -38,7 +38,7 @@ VIEW_SHARE = 0.4  # maximum share of the budget for computing features of frozen
 LEAST_VIEWS, MOST_VIEWS = 2, 8
 
 
-# Training arguments of a timing run, so that it does not evaluate, save or report
+# Training arguments that disable evaluation, checkpoints and reports in a timing run
 TRIAL = {
     **dict.fromkeys(("eval_strategy", "logging_strategy"), IntervalStrategy.NO),
     "save_strategy": SaveStrategy.NO,
@@ -101,7 +101,7 @@ class Budget:
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
-        evaluations *= evaluations > 1  # no single evaluation, because the report evaluates the last step
+        evaluations *= evaluations > 1  # skip a single evaluation, because the report evaluates the last step
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
@@ -164,7 +164,7 @@ class StepTimes(TrainerCallback):
 
 
 def measure_pace(task: Task, seconds: float) -> Pace:
-    """Train a few steps of a task with loaded data, evaluate a few images, and return the measured times.
+    """Train a task with loaded data for a few steps, evaluate a few images, and return the measured times.
 
     All files are written to a temporary folder, which is deleted.
 
@@ -182,7 +182,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         task.options.whiten_patches = False  # skip whitening, which does not change the time of a step
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        with without_load_report():  # the training run prints this report later
+        with without_load_report():  # the training run prints the load report later
             trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

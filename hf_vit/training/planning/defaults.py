@@ -172,7 +172,7 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
 
 
 def detection_head(facts: Facts, width: int | None) -> Options:
-    """Return detection head options: queries depending on the number of objects, fewer queries and groups on a CPU."""
+    """Return detection head options, with queries in proportion to the number of objects; a smaller head on CPUs."""
     queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 per object, rounded up to a multiple of 10
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
@@ -364,7 +364,7 @@ def choose_batch(table: TaskDefaults, facts: Facts) -> int:
 
 
 def needed_steps(table: TaskDefaults, facts: Facts) -> int:
-    """Return the number of steps that a model needs; large models on a GPU get more."""
+    """Return the number of steps that a model needs: more on a GPU, where models are larger."""
     if facts.start != "scratch" and not is_small_encoder(facts):
         return table.tuned_steps * (GPU_STEPS if facts.has_gpu else 1)
     return table.steps * (GPU_STEPS if facts.has_gpu else 1)
@@ -386,10 +386,10 @@ def is_small_encoder(facts: Facts) -> bool:
 
 
 def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
-    """Return optimizer, learning rates and frozen parts."""
+    """Return the options for optimizer, learning rates and frozen blocks."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # as for training from scratch, but keep the patch embedding
+    if is_small_encoder(facts) and table.scratch:  # options for scratch, except whitening: keep the patch embedding
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)

@@ -240,7 +240,7 @@ def import_seconds() -> float:
 
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     """Return the chosen options as text, one line per help group."""
-    lines = ["Chosen by data and device; any of it can be given, and all stands in recipe.yaml:"]
+    lines = ["Options chosen for this data and device. Each of them can be given; recipe.yaml contains all of them:"]
     groups: dict[str, list[str]] = {}
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
@@ -272,7 +272,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     return (
         f"Size: {model}.\n"
         f"Steps: {choice.steps:,} of {batch} images ({epochs:.3g} epochs), {pace.step:.3g} s each.\n"
-        f"End: about {end:%H:%M:%S}, {minutes:g} min after the start, evaluation and report included."
+        f"End: about {end:%H:%M:%S}, {minutes:g} min after the start, including evaluation and report."
     )
 
 
