@@ -157,8 +157,11 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
     for_texts = ImageTextArguments(dataset_name="captions", tokenizer_name=folder)
     joined = hf_vit.HfViTForZeroShotImageClassification.from_vision_text_pretrained
     openings: list[tuple[str, Callable[[], object]]] = [
-        ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
-        ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),
+        ("Choose a tokenizer that is part of transformers", lambda: make_tokenizer(for_texts, ())),
+        (
+            "Choose a text encoder that is part of transformers",
+            lambda: encoder_options(folder, PreTrainedTokenizerFast),
+        ),
         ("Use a text encoder of transformers", lambda: joined(ours, folder)),
         ("set --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
     ]

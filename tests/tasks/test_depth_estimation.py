@@ -79,9 +79,9 @@ def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, t
 
 
 def test_mistakes_are_found_before_training(scenes: Path, tmp_path: Path) -> None:
-    far = r"No train image has annotations: their depths go from 2000 to 6000 meters, but only .*"
-    far += r" between 0\.001 and 10 count\. Set --depth_scale"
-    near = r"depths go from 2 to 6 meters, but only those between 0\.001 and 1 count"
+    far = r"No train image has annotations: their depths are between 2000 and 6000 meters, but only depths"
+    far += r" between 0\.001 and 10 are used\. Set --depth_scale"
+    near = r"depths are between 2 and 6 meters, but only depths between 0\.001 and 1 are used"
     relative = "median scales meters, but the model predicts relative"
     for options, message in (
         (["--depth_scale", "1"], far),

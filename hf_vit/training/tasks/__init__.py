@@ -1,4 +1,4 @@
-"""Tasks that models are trained for and evaluated on: one file each, with the task name of transformers."""
+"""Training and evaluation tasks. Each file defines one task, and is named like the task in transformers."""
 
 import inspect
 from importlib import import_module

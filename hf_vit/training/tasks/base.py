@@ -58,13 +58,13 @@ from ..training_arguments import HfViTTrainingArguments, check_optimizer, check_
 
 
 logger = logging.get_logger(__name__)
-EVALUATED = ("Data", "Training images", "Evaluation")  # option groups that every evaluation has
+EVALUATED = ("Data", "Training images", "Evaluation")  # option groups of all evaluations
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
-    """Model to evaluate, with the evaluation and hardware arguments of transformers."""
+    """Options of an evaluation: model, split and output folder, and the inherited batch size and hardware options."""
 
     model_name_or_path: str = start_option(
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
@@ -74,8 +74,8 @@ class EvaluationArguments(HfViTTrainingArguments):
     )
     split: str | None = evaluation_option(
         None,
-        "Split to evaluate: test, validation (if there is none, the images held out in training) or train; by "
-        "default the first one that exists.",
+        "Split to evaluate: test, validation (or, if the data has none, the training images that were held out) or "
+        "train; by default the first of these that exists.",
     )
     overwrite: bool = option(False, "Replace the files of an earlier evaluation.", group="Output", essential=True)
     output_dir: str = evaluation_option(
@@ -88,7 +88,7 @@ class EvaluationArguments(HfViTTrainingArguments):
     report_to: str = "none"
 
     def name_output(self, sources: Iterable[str]) -> None:
-        """Unless a folder is given, add the names of model and data to the default one, equally on all processes."""
+        """Unless `output_dir` is given, name the output folder after model and data, equally on all processes."""
         if self.output_dir == type(self).output_dir:
             folder = self.output_dir.format(
                 model=file_name(self.model_name_or_path), data="-".join(map(file_name, sources))
@@ -99,14 +99,14 @@ class EvaluationArguments(HfViTTrainingArguments):
 def file_name(source: str) -> str:
     """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
     file = Path(source).expanduser()
-    place = file.resolve() if file.exists() else PurePosixPath(source)  # or a name on the Hub
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # a local path, or a name on the Hub
     is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
 
 @dataclass
 class Task(ABC):
-    """Base class of tasks: arguments, data, transform, evaluator and model card lines.
+    """Base class of tasks. A task defines options, data loading, augmentation, evaluation and model card texts.
 
     The fields of a subclass are the arguments of a training run. The type of each field is a dataclass of options.
 
@@ -118,19 +118,19 @@ class Task(ABC):
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the transformers pipeline
     usage: ClassVar[Usage]
-    published: ClassVar[tuple[str, ...]] = ()  # endings of the class names of such models in other libraries
+    published: ClassVar[tuple[str, ...]] = ()  # endings of the names of equivalent model classes in other libraries
     load_source: ClassVar[Callable[..., TargetData]]  # a function of `hf_vit.data`
-    collator_class: ClassVar[type[Any]]  # collator of batches, called with the processor
-    augmented_column: ClassVar[str | None] = None  # column passed to the transform; None: the example
-    read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # reads the target of a row
+    collator_class: ClassVar[type[Any]]  # class of the batch collator, which is created with the processor
+    augmented_column: ClassVar[str | None] = None  # column passed to the transform; None passes the whole example
+    read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # converts a row of a stream
     augment: ClassVar[Callable[..., Callable[[Any], Any]]]  # creates the transform from size, channels and options
-    limits: ClassVar[str]  # card sentences with placeholders for `num_classes` and values of `model`
-    examples: ClassVar[str] = "images"  # noun for the examples in the card
-    parts: ClassVar[str] = "in {} classes"  # noun phrase for the class names in the card
-    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to hf_vit's
-    data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training run
-    report_passes: ClassVar[float] = 1.5  # passes over the evaluated images at the end, with baseline
-    least_held_from: ClassVar[int] = 1  # minimum number of training images to hold out some of them
+    limits: ClassVar[str]  # model card sentences with placeholders for `num_classes` and attributes of `model`
+    examples: ClassVar[str] = "images"  # plural noun for the examples in the model card
+    parts: ClassVar[str] = "in {} classes"  # phrase for the classes in the model card, with their number as {}
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # optional dependencies of hf_vit that the task requires
+    data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training recipe
+    report_passes: ClassVar[float] = 1.5  # passes over the evaluated images in the final report, with baseline
+    least_held_from: ClassVar[int] = 1  # minimum number of training images required to hold out some of them
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # replace defaults of `HfViTTrainingArguments`
     argument_help: ClassVar[Mapping[str, str]] = {}  # replace help texts of `HfViTTrainingArguments`
@@ -144,7 +144,7 @@ class Task(ABC):
     data_notes: list[str] = field(
         init=False, default_factory=list
     )  # notes about missing or unusual data for the model card
-    other_baselines: dict[str, dict[str, float]] = field(init=False, default_factory=dict)  # set with the main one
+    other_baselines: dict[str, dict[str, float]] = field(init=False, default_factory=dict)  # additional baselines
 
     def __post_init__(self) -> None:
         check_output_outside_data(self.options.sources, self.args.output_dir)
@@ -284,7 +284,7 @@ class Task(ABC):
         return []
 
     def check_options(self) -> None:
-        """Check all options that do not depend on the data, before it is read. Raises the errors of `load_data`."""
+        """Check the options before the data is read. Raises the errors of `load_data`."""
         check_packages("This task", *self.packages)
         check_optimizer(self.args)
         plan_config(self.options)
@@ -310,7 +310,7 @@ class Task(ABC):
         return list(self.loaded.names)
 
     def note_data(self) -> list[str]:
-        """Warn about missing classes and similar problems; return the warnings. Too few classes raise `ValueError`."""
+        """Warn about problems such as missing classes; return the warnings. Too few classes raise `ValueError`."""
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
         accepted = self.options.allow_duplicates
         if self.options.check_images:
@@ -363,7 +363,7 @@ class Task(ABC):
         """Yield batches of at most `most_images` images of a split, spread evenly, without augmentation."""
         name = (
             split if split in self.loaded.splits else next(iter(self.loaded.splits))
-        )  # if the other splits are streams
+        )  # the splits of a stream may not include "train"
         examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
         numbers = range(0, len(examples), -(-len(examples) // most_images))
         for start in range(0, len(numbers), batch_size):

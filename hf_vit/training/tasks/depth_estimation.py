@@ -1,4 +1,4 @@
-"""Monocular depth estimation: arguments, evaluator and card lines."""
+"""Monocular depth estimation: options, evaluator and model card texts."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ DEPTH_FORMATS: dict[str, dict[str, Any]] = {
     "nyu": {"depth_scale": 1000.0, "max_eval_depth": 10.0, "eval_crop": "eigen"},
     "tum": {"depth_scale": 5000.0, "max_eval_depth": 10.0},
 }
-FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # limits for the share of pixels outside the range
+FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of pixels outside the depth range that cause a warning and an error
 
 
 @dataclass(eq=False)
@@ -63,9 +63,10 @@ class DepthEvaluator(Evaluator):
         if not extremes:
             return "all pixels of all depth maps are invalid (not finite, or not above 0). Check the depth maps."
         return (
-            f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} meters, but only those "
-            f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per meter, "
-            "or, where they are right, --max_eval_depth and the max_depth of depth_config in --config_overrides."
+            f"their depths are between {float(min(extremes)):.4g} and {float(max(extremes)):.4g} meters, but only "
+            f"depths between {self.metric.min_depth:g} and {self.max_depth:g} are used. Set --depth_scale, the units "
+            "per meter. If the depths are correct, set --max_eval_depth, and max_depth of depth_config in "
+            "--config_overrides."
         )
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
@@ -113,7 +114,7 @@ class DepthEvaluator(Evaluator):
 
 
 def sample_depths(examples: TargetDataset) -> Tensor:
-    """Return valid depths (N,) in meters from a sample of depth maps of a split. Repeated calls are deterministic."""
+    """Return valid depths (N,) in meters from a sample of the depth maps of a split. The sample is deterministic."""
     chosen = np.random.default_rng(0).permutation(len(examples))[:NUM_MAPS]
     maps = (depth[(depth > 0) & depth.isfinite()] for depth in examples.select(chosen.tolist()).read_targets())
     return torch.cat([depth[:: max(1, len(depth) // NUM_PIXELS)] for depth in maps])
@@ -136,7 +137,7 @@ class DepthArguments(DenseArguments):
     dataset_name: str = source_option("Folder of <split>/images and <split>/depths, parquet files, or a Hub name.")
     depth_column_name: str | None = data_option(None, "Column of the depth maps, if it is not recognized.")
     depth_scale: float | None = data_option(
-        None, "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.", POSITIVE
+        None, "Units per meter, such as 256 for KITTI. By default, integers are millimeters, floats meters.", POSITIVE
     )
     depth_format: Literal["kitti", "nyu", "tum"] | None = data_option(
         None, "Set the units per meter, the range and the evaluated crop to those of a well-known dataset."
@@ -145,7 +146,7 @@ class DepthArguments(DenseArguments):
         None, "Head: dpt, conv or linear; by default dpt, or that of the saved model.", essential=True
     )
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
-        None, "Evaluated part of the images, usual for NYU (eigen) or KITTI.", resume="free"
+        None, "Evaluated crop of the images, as usual for NYU (eigen) or KITTI (eigen_kitti, garg).", resume="free"
     )
     eval_alignment: Literal["median", "scale_shift"] | None = evaluation_option(
         None,
@@ -189,7 +190,7 @@ print(result["predicted_depth"])  # (height, width)""",
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,
-        "learning_rate": 5e-4,  # depth diverges with the learning rate of classification
+        "learning_rate": 5e-4,  # training diverges with the learning rate of image classification
         "metric_for_best_model": "abs_rel",
     }
 
@@ -203,13 +204,13 @@ print(result["predicted_depth"])  # (height, width)""",
         return super().note_data()
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the option of the maximum depth, which depends on the depth format or else on the training depths."""
+        """Return the maximum depth of a new head: that of the depth format, if given, or of the training depths."""
         if self.options.depth_format is not None:
             return {"max_depth": self.options.max_eval_depth}
         return {"max_depth": choose_max_depth(self.depths["train"])}
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Return the evaluator. Note depths out of range; raise `ValueError` if they are the majority of a split."""
+        """Return the evaluator. Note depths out of range; raise `ValueError` if most depths of a split are."""
         evaluator = super().open_evaluator(model, processor)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
@@ -220,12 +221,12 @@ print(result["predicted_depth"])  # (height, width)""",
             if share > MOST_DROPPED and not is_given:
                 raise ValueError(
                     f"{note}, the range of the model and its scores; 99 % are below {depths.quantile(0.99):.4g} m. "
-                    "Check --depth_scale, the units per meter. If it is right, give the range: max_depth of "
-                    "depth_config in --config_overrides, or --max_eval_depth."
+                    "Check --depth_scale, the units per meter. If it is correct, set the range with max_depth of "
+                    "depth_config in --config_overrides, or with --max_eval_depth."
                 )
             if share > FEW_DROPPED:
                 logger.warning_once(f"{note}, and are not used for training, for scores, or both.")
-                self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
+                self.data_notes = [*self.data_notes, f"{note}, and are not used for training, for scores, or both."]
         return evaluator
 
     def describe_targets(self, trainer: Any) -> str:
@@ -261,12 +262,12 @@ def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "rel
     """Return the alignment; raise `ValueError` if the `given` alignment does not match the depth type of the model."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
-            "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave the option "
-            "out, or set median to ignore a wrong scale."
+            "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Remove the option, "
+            "or set it to median to ignore a wrong scale."
         )
     if depth_type == "relative" and given == "median":
         raise ValueError(
-            "--eval_alignment median scales meters, but the model predicts relative inverse depth. Leave the "
-            "option out: scale and shift are fitted."
+            "--eval_alignment median scales meters, but the model predicts relative inverse depth. Remove the "
+            "option: by default, scale and shift are fitted."
         )
     return "scale_shift" if depth_type == "relative" else given

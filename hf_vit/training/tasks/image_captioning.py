@@ -1,6 +1,6 @@
-"""Image captioning: arguments, tokenizer, evaluator, baselines and card lines.
+"""Image captioning: options, tokenizer, evaluator, baselines and model card texts.
 
-Shapes: B images, T texts (the same number for each image), S tokens of a text, N images, M training images, D width.
+In shapes, N is the number of images and D the width of the encoder.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class CaptioningArguments(CaptionArguments):
 
 
 def train_prompt_tokenizer(captions: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer as `train_tokenizer`, but without end token and with padding on the left, for generation."""
+    """Train a tokenizer for generation: like `train_tokenizer`, but without an end token and with left padding."""
     tokenizer = train_tokenizer(captions, vocab_size, max_length)
     own = tokenizer.backend_tokenizer
     own.post_processor = processors.TemplateProcessing(
@@ -131,7 +131,7 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
         own = {"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length, **tokens}
         fields = {**fields, "caption_config": {**own, **(fields.get("caption_config") or {})}}
         model, image_processor = load_model(self.model_class, replace(args, config_overrides=fields))
-        for name, number in tokens.items():  # transformers' Trainer would set them with a warning
+        for name, number in tokens.items():  # otherwise, the transformers Trainer sets them and logs a warning
             setattr(model.config, name, number)
         return model, HfViTProcessor(image_processor, tokenizer)
 
@@ -144,7 +144,7 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
         return min(MOST_COMPARED, self.count_training_images())
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluate the first caption of the nearest training image, by features of the encoder, on all processes."""
+        """Evaluate a baseline: the first caption of the training image with the most similar encoder features."""
         targets = list(self.loaded.examples(split).read_targets())
         known, captions = self.encode(trainer, "train", MOST_COMPARED)
         features, _ = self.encode(trainer, split, len(targets))

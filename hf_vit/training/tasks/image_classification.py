@@ -1,4 +1,4 @@
-"""Image classification: arguments, evaluator and card lines."""
+"""Image classification: options, evaluator and model card texts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -219,7 +219,7 @@ class ImageClassification(SupervisedTask):
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Return a trainer to evaluate a saved model on labels of its problem type. Raises as the base class does."""
+        """Return a trainer to evaluate a saved model on labels of its problem type, and the name of the split."""
         config = read_config_of(saved.model_name_or_path)
         self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
@@ -258,7 +258,7 @@ class ImageClassification(SupervisedTask):
         return super().make_trainer_of(model, processor)
 
     def start_weights(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> None:
-        """Initialize weights from the training images: the patch embedding, or the classifier on a saved model."""
+        """Initialize the patch embedding by whitening, or the classifier as a linear probe, if requested."""
         super().start_weights(model, processor)
         is_open = self.problem_type == SINGLE and not model.config.use_distillation_token
         if self.options.probe_classifier and is_open and self.loaded.stream is None:

@@ -1,6 +1,7 @@
-"""Image reconstruction: arguments, evaluator with a linear baseline, initial weights and card lines.
+"""Image reconstruction: options, evaluator with a linear baseline, initial weights and model card texts.
 
-Shapes: B batch, C channels, H W pixels, N patches, E pixels of a patch in all channels, Z latents per patch.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, (h, w) the patch grid, N the number of
+patches, E the number of values of a patch, Z the number of latents per patch, and D the hidden size.
 """
 
 import math
@@ -57,24 +58,34 @@ class ReconstructionArguments(UnlabeledArguments):
 
     latent_type: str | None = model_option(
         None,
-        "kl (a few normally distributed numbers per patch) or rae (the standardized tokens of a trained encoder, "
-        "which stays frozen); by default kl.",
+        "Type of latents: kl (a few normally distributed numbers per patch) or rae (the standardized tokens of a "
+        "trained encoder, which stays frozen); by default kl.",
         essential=True,
     )
     latent_channels: int | None = model_option(
-        None, "Numbers per patch of kl; by default 16.", POSITIVE, essential=True
+        None, "Number of latents per patch, for latent_type kl; by default 16.", POSITIVE, essential=True
     )
-    kl_weight: float | None = model_option(None, "Weight of the KL divergence of kl; by default 1e-5.", NOT_NEGATIVE)
-    num_latent_layers: int | None = model_option(None, "Number of summed last blocks of rae; by default 1.", POSITIVE)
+    kl_weight: float | None = model_option(
+        None, "Weight of the KL divergence, for latent_type kl; by default 1e-5.", NOT_NEGATIVE
+    )
+    num_latent_layers: int | None = model_option(
+        None, "Number of last blocks whose tokens are summed, for latent_type rae; by default 1.", POSITIVE
+    )
     noise_std: float | None = model_option(
-        None, "Noise on the latents of rae in training: standard deviation of its level; by default 0.", NOT_NEGATIVE
+        None,
+        "Standard deviation of the level of noise that training adds to latents, for latent_type rae; by default 0.",
+        NOT_NEGATIVE,
     )
-    pixel_loss: str | None = model_option(None, "l2 (squared differences) or l1; by default l2.")
+    pixel_loss: str | None = model_option(
+        None, "Pixel loss: l2 (squared differences) or l1 (absolute differences); by default l2."
+    )
     feature_weight: float | None = model_option(
-        None, "Weight of the distance of features in a frozen encoder; by default 0.", NOT_NEGATIVE
+        None,
+        "Weight of the distance between the features of image and reconstruction in a frozen encoder; by default 0.",
+        NOT_NEGATIVE,
     )
     feature_model: str | None = model_option(
-        None, "Encoder of --feature_weight, saved or published; by default the initial model."
+        None, "Saved or published encoder that computes features for --feature_weight; by default the initial model."
     )
     min_crop_scale: float = augmentation_option(
         0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
@@ -94,7 +105,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return "PSNR and SSIM of whole images at the size of the model input; loss as in training, without noise"
 
     def reconstruct(self, model: HfViTForImageReconstruction, images: Tensor) -> tuple[Tensor, Any]:
-        """Return reconstructions (B, C, H, W) and the distribution of the latents; of the baseline, if it is set."""
+        """Return reconstructions (B, C, H, W), of the baseline if it is set, and the distribution of the latents."""
         latent_dist = model.encode(images).latent_dist
         if self.linear is None:
             return model.decode(latent_dist.mode()).sample, latent_dist
@@ -131,7 +142,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return [*halves, model.decode(drawn).sample]
 
     def draw(self, images: Images, predictions: list[ReconstructedImage], targets: Sequence[Any], file: File) -> None:
-        """Draw each image, its reconstruction, the image between its latents and the next one's, and a sample."""
+        """Draw each image, its reconstruction, the decoded mean of its latents and the next image's, and a sample."""
         rows = [prediction.pictures for prediction in predictions[:MAX_ROWS]]
         titles = ["image", "reconstruction", "half way to the next", "sample"][: len(rows[0])]
         draw_views(rows, *pixel_levels(self.processor), file, titles)
@@ -139,7 +150,7 @@ class ReconstructionEvaluator(BaseEvaluator):
 
 @dataclass
 class ImageReconstruction(UnlabeledTask):
-    """Training of an autoencoder of images."""
+    """Image reconstruction with an autoencoder."""
 
     model_class = HfViTForImageReconstruction
     collator_class = ImageCollator
@@ -212,7 +223,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
             standardize(model.eval(), self.plain_batches(model, processor, NUM_IMAGES))
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer, with a frozen encoder for the distance of features if it has a weight."""
+        """Return the trainer. If the distance of features has a weight, a frozen encoder is loaded for it."""
         if model.options.feature_weight:
             name = self.options.feature_model or self.options.model_name_or_path
             encoder = HfViTModel.from_pretrained(name, image_size=model.config.image_size).eval().requires_grad_(False)

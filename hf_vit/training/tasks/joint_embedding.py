@@ -1,6 +1,7 @@
-"""Joint embedding pretraining: arguments, views, evaluator and card lines.
+"""Joint embedding pretraining: options, views, evaluator and model card texts.
 
-Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E embedding size.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, V the number of views of an image, G
+the number of global views, N the number of patches, D the hidden size, and E the embedding size.
 """
 
 import math
@@ -64,8 +65,8 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
     objective: str | None = model_option(
         None,
-        "lejepa (the distribution of embeddings is kept normal) or dino (an EMA teacher assigns views and masked "
-        "patches to prototypes); by default lejepa.",
+        "Training objective: lejepa (the distribution of embeddings is kept normal) or dino (an EMA teacher assigns "
+        "views and masked patches to prototypes); by default lejepa.",
         essential=True,
     )
     gaussian_weight: float | None = model_option(
@@ -76,9 +77,9 @@ class JointEmbeddingArguments(UnlabeledArguments):
     )
     embedding_size: int | None = model_option(None, "Size of the embeddings that are compared; 64 by default.", COUNT)
     num_global_views: int = view_option(2, "Number of global views, which show most of an image.")
-    num_local_views: int = view_option(4, "Number of local views, which show a small part; 0 for none.")
+    num_local_views: int = view_option(4, "Number of local views, which show a small part of an image; 0 for none.")
     global_size: int | None = view_option(
-        None, "Height of global views in pixels, image_size by default; smaller ones train faster.", COUNT
+        None, "Height of global views in pixels, image_size by default; smaller views train faster.", COUNT
     )
     local_size: int | None = view_option(
         None, "Height of local views in pixels; about half of image_size by default.", COUNT
@@ -105,14 +106,14 @@ class JointEmbeddingArguments(UnlabeledArguments):
         counts = self.num_global_views, self.num_local_views
         if counts[0] < 1 or counts[1] < 0 or sum(counts) < 2:
             raise ValueError(
-                f"num_global_views={counts[0]} and num_local_views={counts[1]} must be at least one global view, "
-                "and at least two views in total."
+                f"num_global_views={counts[0]} and num_local_views={counts[1]} are too few. Set at least one global "
+                "view, and at least two views in total."
             )
         if len(self.local_scale) != 2 or not 0 < self.local_scale[0] <= self.local_scale[1] <= 1:
             raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], in ascending order.")
 
     def make_views(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
-        """Return the transform that creates views for a model; raise `ValueError` for inconsistent numbers."""
+        """Return the transform that creates views for a model; raise `ValueError` for unsuitable view sizes."""
         size = size_of_views("global_size", self.global_size, 1.0, config)
         local_size = size_of_views("local_size", self.local_size, 0.5, config)
         mean, std = pixel_levels(processor)
@@ -236,7 +237,7 @@ class EmbeddingMetric(NeighborAccuracy):
 
 
 def as_it_is(values: Tensor) -> Tensor:
-    """Return values unchanged. They need not be summed over processes, because each process has all images."""
+    """Return `values` unchanged, in place of a sum over processes, because each process has all images."""
     return values
 
 
@@ -266,7 +267,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
             count, options = self.views.num_global + self.views.num_local, self.options
             size = (
                 options.num_prototypes if options.objective == "dino" else 1
-            )  # nonzero, because the loss of zeros is undefined
+            )  # at least 1, because the loss of empty embeddings is undefined
             return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
         embeds: Tensor = model(**views, return_loss=False).embeds
         return embeds

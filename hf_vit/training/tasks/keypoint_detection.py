@@ -1,4 +1,4 @@
-"""Keypoint detection: arguments, evaluator, crops of objects and card lines."""
+"""Keypoint detection: options, evaluator, crops of objects and model card texts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -130,10 +130,10 @@ class KeypointArguments(ObjectArguments):
         None, "Head: classic or simple; by default classic, or that of the saved model.", essential=True
     )
     box_padding: float = augmentation_option(
-        1.25, "Size of an object's crop relative to its box; not for whole images.", POSITIVE
+        1.25, "Size of an object's crop relative to its box; ignored for whole images.", POSITIVE
     )
     min_scale: float = augmentation_option(0.65, "Smallest scale of the object.", POSITIVE)
-    max_scale: float = augmentation_option(1.35, "Largest scale.", POSITIVE)
+    max_scale: float = augmentation_option(1.35, "Largest scale of the object.", POSITIVE)
     max_rotation: float = augmentation_option(40.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
     max_shift: float = augmentation_option(0.1, "Maximum shift of the object, as a share of the crop.", SHARE_LEFT_OUT)
     horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
@@ -148,8 +148,8 @@ class KeypointArguments(ObjectArguments):
     )
     normalize_by: Names | None = evaluation_option(
         None,
-        "Two keypoints whose distance is the reference length of errors: left_shoulder,right_hip. By default, "
-        "the size of the box.",
+        "Two keypoints whose distance is the reference length of errors, such as left_shoulder,right_hip. By "
+        "default, the size of the box.",
     )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Masked image modeling: arguments, evaluator, features of training images and card lines.
+"""Masked image modeling: options, evaluator, features of training images and model card texts.
 
-Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, D hidden size.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, (p, q) the patch size, (h, w) the
+patch grid, N = h·w the number of patches, and D the hidden size.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class MaskedImageArguments(UnlabeledArguments):
 
     objective: str | None = model_option(
         None,
-        "mae (the encoder processes visible patches only) or simmim (it processes mask tokens too); by default mae.",
+        "Training objective: mae (the encoder processes only visible patches) or simmim (the encoder also processes "
+        "mask tokens); by default mae.",
         essential=True,
     )
     mask_ratio: float | None = model_option(

@@ -1,4 +1,4 @@
-"""Object detection: arguments, evaluator, multi-scale batches and card lines."""
+"""Object detection: options, evaluator, multi-scale batches and model card texts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class DetectionEvaluator(Evaluator):
     num_queries: int
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Return the boxes of each image, and the sums of its losses with the numbers to divide them by."""
+        """Return the predicted boxes of each image, the sums of its losses, and the normalizers of these sums."""
         outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
         sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
         found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
@@ -172,11 +172,11 @@ class DetectionArguments(ObjectArguments):
     )
     bbox_format: Literal["coco", "voc", "yolo"] | None = data_option(
         None,
-        "Box format of such a column: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in pixels, or center, "
+        "Box format of a column of objects: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in pixels, or center, "
         "width and height relative to the image (yolo).",
     )
     class_names: Names | None = data_option(
-        None, 'Class names, "cat,dog", if the data does not contain them.', essential=True
+        None, 'Class names, such as "cat,dog", if the data does not contain them.', essential=True
     )
     decoder: str | None = model_option(
         None, "Decoder: deformable or queries; by default deformable, or that of the saved model.", essential=True
@@ -190,12 +190,14 @@ class DetectionArguments(ObjectArguments):
     min_scale: float = augmentation_option(
         0.5, "Smallest scale of training images; at 1 they have the size of evaluation images.", POSITIVE
     )
-    max_scale: float = augmentation_option(1.5, "Largest scale.", POSITIVE)
+    max_scale: float = augmentation_option(1.5, "Largest scale of training images.", POSITIVE)
     horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     photometric: float = augmentation_option(
         0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
-    multi_scale: bool = augmentation_option(False, "Random size for every batch, from 0.75 to 1.25 times image_size.")
+    multi_scale: bool = augmentation_option(
+        False, "Draw a random image size for every batch, from 0.75 to 1.25 times image_size."
+    )
 
 
 @dataclass
@@ -235,7 +237,7 @@ print(len(result["boxes"]), "objects")""",
     options: DetectionArguments
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Return image processor options without a score threshold, which is chosen later on validation images."""
+        """Return options without non-maximum suppression, which is chosen later on validation images."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def make_trainer(self) -> EvaluatorTrainer:

@@ -1,4 +1,4 @@
-"""Semantic segmentation: arguments, evaluator and card lines."""
+"""Semantic segmentation: options, evaluator and model card texts."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain of a larger scale: in mean IoU a
 MOST_TRIED, LEAST_TRIED = 64, 8  # maximum and minimum number of images for choosing the scale
 COST_OF_CHOICE = (
     3 * 0.05
-)  # windows evaluated per training image to choose the scale: 5% of the cost of training (three forward passes)
+)  # windows evaluated per training image to choose the scale: 5% of the training cost of about 3 forward passes
 
 
 @dataclass(eq=False)
@@ -57,8 +57,8 @@ class SemanticEvaluator(Evaluator):
     """
 
     lack = (
-        f"no pixel of any mask has a class (all are {IGNORED_LABEL}). Check the masks; if their classes count "
-        "from 1, set --reduce_labels."
+        f"no pixel of any mask has a class (all are {IGNORED_LABEL}). Check the masks; if their class numbers "
+        "start at 1, set --reduce_labels."
     )
     class_score = "IoU"
     metric: SemanticSegmentationMetric
@@ -147,7 +147,8 @@ def spread(examples: Sized, count: int) -> list[int]:
 def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]]) -> tuple[list[float], int]:
     """Return candidate scales for images of given sizes (height, width) in pixels, and the cost of trying them.
 
-    Scales end at the median image size. The cost is the number of windows per image, including the whole image.
+    No scale enlarges the median image beyond its original size. The cost is the number of windows per image, including
+    the whole image.
     """
     ratios, windows, trial = [], 0, copy.copy(processor)
     window, patch = processor.window_size, to_pair(processor.ensure_multiple_of)
@@ -178,7 +179,10 @@ def mean_iou(metric: SemanticSegmentationMetric, records: Sequence[Any]) -> floa
 
 
 def is_better(metric: SemanticSegmentationMetric, records: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether the mean IoU of `records` is significantly higher than that of `others` (jackknife error)."""
+    """Return whether `records` have a mean IoU that is significantly higher than that of `others`.
+
+    The standard error of the difference is estimated with the jackknife.
+    """
     pairs = list(zip(records, others, strict=True))
     gain = mean_iou(metric, records) - mean_iou(metric, others)
     gains = [
@@ -217,9 +221,9 @@ class SemanticArguments(MaskArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights is not None and "class_weights" in self.given_options():
-            raise ValueError("--class_weights is given twice: remove it from --config_overrides.")
+            raise ValueError("--class_weights is given twice. Remove it from --config_overrides.")
         if self.eval_scales == []:
-            raise ValueError("eval_scales=[] is empty; 1.0 is the image itself.")
+            raise ValueError("eval_scales=[] is empty. Give at least one scale, such as 1.0 for the original image.")
 
 
 @dataclass
@@ -340,7 +344,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
                 f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL}, the label "
-                "of pixels without a class. Leave it out; if 0 means no class in your masks, set --reduce_labels."
+                "of pixels without a class. Remove it; if pixels without a class are 0 in the masks, set "
+                "--reduce_labels."
             )
         if (window := self.options.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")

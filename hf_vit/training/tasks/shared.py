@@ -34,14 +34,14 @@ from ..models import describe_whole_images, input_size, whole_image_processor
 from .base import Task
 
 
-PLACES = 64  # rows and columns of the baseline prediction if image sizes differ
+PLACES = 64  # rows and columns of the class map that the baseline of dense tasks predicts
 SIMILAR_IMAGES = " It was trained on one dataset. Its scores may be much lower on other images."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
 ORIENTATION_HELP = (
-    "Orientation of annotations if files have an EXIF orientation: of the stored or of the displayed image; "
-    "auto compares their sizes, which is not always possible."
+    "Orientation of annotations if images have an EXIF orientation: that of the stored or of the displayed image; "
+    "auto compares the sizes of image and annotations, which does not always decide."
 )
 ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
@@ -60,10 +60,10 @@ class DenseArguments(TaskArguments):
     min_scale: float = augmentation_option(
         0.5, "Smallest scale of training images; at 1 they have the size of evaluation images.", POSITIVE
     )
-    max_scale: float = augmentation_option(2.0, "Largest scale.", POSITIVE)
+    max_scale: float = augmentation_option(2.0, "Largest scale of training images.", POSITIVE)
     max_class_share: float = augmentation_option(
         0.75,
-        "Largest share of a crop that one class may cover, else another crop is drawn; 1 accepts any crop.",
+        "Largest share of a crop that one class may cover; other crops are drawn again. 1 accepts any crop.",
         SHARE,
     )
     horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
@@ -85,10 +85,11 @@ class MaskArguments(DenseArguments):
     dataset_name: str = source_option("Folder of <split>/images and <split>/masks, parquet files, or a Hub name.")
     mask_column_name: str | None = data_option(None, "Column of the masks, if it is not recognized.")
     class_names: Names | None = data_option(
-        None, 'Class names, "sky,road,car", if no file of the dataset contains them.', essential=True
+        None, 'Class names, such as "sky,road,car", if no file of the dataset contains them.', essential=True
     )
     classes_file: str | None = data_option(
-        None, "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."
+        None,
+        "File of class names (classes.txt, id2label.json) or colors (palette.txt), if not in the dataset folder.",
     )
     reduce_labels: bool = data_option(
         False, "Whether the masks number classes from 1 and use 0 for pixels without a class."

@@ -1,4 +1,4 @@
-"""Universal segmentation: arguments, evaluator, annealing of masked attention and card lines."""
+"""Universal segmentation: options, evaluator, annealing of masked attention and model card texts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -221,7 +221,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     @property
     def num_needed_classes(self) -> int:
-        """Minimum number of classes: semantic masks need two, instances one."""
+        """Minimum number of classes in the training images: two for semantic masks with several class names."""
         has_masks = "mask" in next(iter(self.loaded.splits.values())).column_names
         return 2 if has_masks and len(self.loaded.names) > 1 else 0
 
@@ -257,5 +257,5 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     @property
     def can_overlap(self) -> bool:
-        """Return whether masks may overlap, as in COCO instances. Overlapping masks form no segment or class maps."""
+        """Whether masks may overlap, as in COCO instances. Overlapping masks are evaluated as instances only."""
         return any("objects" in split.column_names for split in self.loaded.splits.values())

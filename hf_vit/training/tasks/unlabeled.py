@@ -1,6 +1,7 @@
-"""Pretraining tasks without labels: images, and evaluation of the features by nearest neighbors.
+"""Base classes for pretraining without labels: images, and evaluation of features by nearest neighbors.
 
-Shapes: B batch, C channels, H W pixels, D feature size, M labeled training images.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, D the feature size, and M the number
+of labeled training images.
 """
 
 from abc import abstractmethod
@@ -25,10 +26,10 @@ from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
-# Code for model cards that uses a model in the feature extraction pipeline of transformers
+# Model card code that uses a model in the transformers pipeline for feature extraction
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # 900 photos hardly improved on random weights, but 3,000 photos did (model_cards/)
+FEW_IMAGES = 2000  # training on 900 photos hardly improved random weights, on 3,000 photos it did (model_cards/)
 RAW_SIZE = 32  # side in pixels of the downscaled images of the raw pixel baseline
 
 
@@ -85,7 +86,7 @@ class NeighborEvaluator(BaseEvaluator):
 
 
 def pixel_levels(processor: Any) -> tuple[Any, Any]:
-    """Return mean and standard deviation, one number or one per channel, from which pixels in [0, 1] are restored."""
+    """Return the mean and standard deviation, numbers or one per channel, that convert inputs to pixels in [0, 1]."""
     return (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
 
 
@@ -96,7 +97,7 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
 
 @dataclass
 class UnlabeledTask(Task):
-    """Pretraining without labels."""
+    """Base class of tasks for pretraining without labels."""
 
     pipeline = "image-feature-extraction"
 

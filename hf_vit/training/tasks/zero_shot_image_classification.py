@@ -1,6 +1,6 @@
-"""Image-text contrastive training: arguments, towers, tokenizer, evaluator and card lines.
+"""Image-text contrastive training: options, towers, tokenizer, evaluator and model card texts.
 
-Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
+In shapes, B is the batch size, K the number of classes, and E the width of the embeddings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,13 +59,13 @@ class ImageTextArguments(CaptionArguments):
         group="Model",
     )
     text_model_name_or_path: str | None = model_option(
-        None, "Text encoder of transformers to start from, with its tokenizer: a folder, or a Hub name."
+        None, "Initial text encoder, any in transformers, with its tokenizer: a folder, or a Hub name."
     )
     tokenizer_name: str | None = model_option(
         None, "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions."
     )
     text_preset: str | None = model_option(
-        None, "Size of a new text tower, like --preset; by default the same, or small."
+        None, "Size of a new text tower, with the values of --preset; by default that of --preset, or small."
     )
     loss: str | None = model_option(
         None, "Loss: sigmoid (SigLIP) or softmax (CLIP); by default sigmoid, or that of the saved model."
@@ -79,14 +79,14 @@ class ImageTextArguments(CaptionArguments):
         resume="free",
     )
     zero_shot_config_name: str | None = evaluation_option(
-        None, "Configuration of such a dataset on the Hub.", resume="free", essential=False
+        None, "Configuration of the zero-shot dataset on the Hub.", resume="free", essential=False
     )
     zero_shot_label_column_name: str | None = evaluation_option(
-        None, "Column of the labels, if it is not recognized.", resume="free", essential=False
+        None, "Label column of the zero-shot dataset, if it is not recognized.", resume="free", essential=False
     )
     zero_shot_split: str | None = evaluation_option(
         None,
-        "Split of the labeled images; by default test, else validation, else train.",
+        "Split of the zero-shot dataset; by default test, else validation, else train.",
         resume="free",
         essential=False,
     )
@@ -97,14 +97,15 @@ class ImageTextArguments(CaptionArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.freeze_vision and self.model_name_or_path is None:
-            raise ValueError("--freeze_vision would freeze an untrained tower. Give --model_name_or_path.")
+            raise ValueError("--freeze_vision would freeze an untrained tower. Set --model_name_or_path.")
         if self.text_preset is not None and self.text_preset not in PRESETS:
             raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
         self.refuse_beside("text_model_name_or_path", "tokenizer_name", "vocab_size", "text_preset")
         self.refuse_beside("tokenizer_name", "vocab_size")
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
-                f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
+                f"prompt_templates contains {', '.join(map(repr, wrong))}. Each template needs one {{}} for the class "
+                "name."
             )
 
 
@@ -117,11 +118,11 @@ def has_tokenizer(name_or_path: str) -> bool:
 
 
 def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a new text tower or of a text encoder; raise `ValueError` if there is none."""
+    """Return the tokenizer of a new text tower or of a text encoder; raise `ValueError` if it is unsuitable."""
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
         return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
-    with raising_remote_code_error(name, "Give a tokenizer of the library."):
+    with raising_remote_code_error(name, "Choose a tokenizer that is part of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -135,7 +136,7 @@ def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrai
 
 
 def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the options of the text tower: a text encoder of transformers, or a new tower of the chosen size."""
+    """Return the options of the text tower: a text encoder in transformers, or a new tower of the chosen size."""
     if args.text_model_name_or_path is not None:
         return encoder_options(args.text_model_name_or_path, tokenizer)
     size = HfViTConfig.from_preset(args.text_preset or args.preset or "small").to_dict()
@@ -144,8 +145,8 @@ def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -
 
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the options of a text encoder of transformers; raise `ValueError` if it is not supported."""
-    with raising_remote_code_error(name, "Give a text encoder of the library."):
+    """Return the options of a text encoder in transformers; raise `ValueError` if it is not supported."""
+    with raising_remote_code_error(name, "Choose a text encoder that is part of transformers."):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if "vocab_size" not in config.to_dict():
         raise ValueError(
@@ -170,7 +171,7 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
         max_length: Maximum number of tokens of a text, including start and end. Longer texts are truncated.
 
     Raises:
-        ValueError: If `vocab_size` is below the number of bytes, or `max_length` leaves no room for a token of text.
+        ValueError: If `vocab_size` is too small for all bytes and special tokens, or `max_length` is below 3.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
@@ -342,12 +343,11 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         "metric_for_best_model": "mean_recall",
     }
     argument_help: ClassVar[dict[str, str]] = {
-        "per_device_train_batch_size": "Pairs per process in a batch. The loss compares all pairs, also those of "
-        "other processes.",
-        "gradient_accumulation_steps": "Batches before each step. The loss only compares pairs within a batch: 4 "
-        "batches of 16 pairs are not equal to one of 64, which has 16 times as "
-        "many comparisons. For a larger batch use more processes, or "
-        "--gradient_checkpointing.",
+        "per_device_train_batch_size": "Number of image-text pairs per process in a batch. The loss compares the "
+        "pairs of all processes.",
+        "gradient_accumulation_steps": "Number of batches per step. The loss only compares pairs within a batch, so "
+        "4 batches of 16 pairs have a quarter of the comparisons of one batch of 64. "
+        "For a larger batch, use more processes or --gradient_checkpointing.",
     }
 
     options: ImageTextArguments
@@ -360,12 +360,12 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         if self.args.repeated_augmentations > 1:
             raise ValueError(
                 f"repeated_augmentations={self.args.repeated_augmentations} puts an image into a batch several "
-                "times, which the loss would treat as different images. Leave it out."
+                "times, which the loss would treat as different images. Remove it."
             )
         if not self.args.dataloader_drop_last:  # several processes would complete the last batch with repeated images
             raise ValueError(
                 "dataloader_drop_last=False could put an image into a batch twice, which the loss would treat as "
-                "different images. Leave it out; the next epoch shuffles all images again."
+                "different images. Remove it; the next epoch shuffles all images again."
             )
 
     def note_data(self) -> list[str]:
