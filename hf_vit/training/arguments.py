@@ -35,8 +35,8 @@ CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # values of p; class
 class_weights_option = partial(
     regularization_option,
     None,
-    "Class weights in the loss: balanced, by inverse frequency; sqrt, by its square root; none, equal "
-    "weights; or a JSON file of weights by class name.",
+    "Class weights in the loss: balanced (inverse class frequency), sqrt (square root of the inverse class "
+    "frequency), none (equal weights), or a JSON file of weights by class name.",
 )
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that the data determines
 
@@ -60,7 +60,7 @@ class SourceArguments(Options):
             raise ValueError("Set the location of the images: --dataset_name path/to/data, or a name on the Hub.")
         if not all(self.sources):
             raise ValueError(
-                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
+                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Remove the comma."
             )
 
     @property
@@ -91,20 +91,21 @@ class TaskArguments(SourceArguments):
     )
     train_val_split: float | None = data_option(
         None,
-        "Share of the training images that is held out if there is no validation split; 0 trains on all. By "
-        "default 0.1 if it is needed to choose something (best step, threshold) or there is no test split.",
+        "Share of the training images that is held out if there is no validation split; 0 trains on all images. By "
+        "default 0.1 if held-out images are needed to choose the best step or a threshold, or if there is no test "
+        "split.",
         SHARE_LEFT_OUT,
         synonyms="val_split validation_split holdout",
     )
     validation_as_test: bool | None = data_option(
         None,
-        "Report the scores of the validation split, and hold out training images for choices. By default, if "
-        "something is chosen (best step, threshold) and there is no test split.",
+        "Report the scores of the validation split, and hold out training images to choose the best step or a "
+        "threshold. By default true if there is such a choice and no test split.",
     )
     max_train_samples: int | None = training_images_option(
         None,
-        "Maximum number of training images, drawn at random. At most --train_val_split times as many other "
-        "images are held out.",
+        "Maximum number of training images, drawn at random. The number of held-out images is at most this number "
+        "times --train_val_split.",
         COUNT,
     )
     max_eval_samples: int | None = data_option(
@@ -119,14 +120,14 @@ class TaskArguments(SourceArguments):
     )
     preset: str | None = model_option(
         None,
-        f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
-        "small with --choose_defaults false.",
+        f"Size of a model that is trained from scratch: {', '.join(PRESETS)}. By default chosen by data and device, "
+        "or small with --choose_defaults false.",
         essential=True,
         synonyms="arch architecture model_size",
     )
     image_size: int | tuple[int, int] | None = model_option(
         None,
-        "Side of images in pixels, or height,width. The positions of a saved model are resampled.",
+        "Side of images in pixels, or height,width. The position embeddings of a saved model are resampled.",
         COUNT,
         essential=True,
         synonyms="imgsz img_size input_size resolution size",
@@ -140,7 +141,7 @@ class TaskArguments(SourceArguments):
         None, "Standard deviation of each color channel; by default 0.5, or that of the saved model.", POSITIVE
     )
     config_overrides: dict[str, Any] | None = model_option(
-        None, 'Fields of HfViTConfig to change, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'
+        None, 'Fields of HfViTConfig to change, as JSON, such as \'{"patch_size": 8, "pooling": "mean"}\'.'
     )
     whiten_patches: bool = model_option(
         False,
@@ -152,7 +153,7 @@ class TaskArguments(SourceArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
-            raise ValueError("skip_unreadable requires check_images=True. Change one of the two.")
+            raise ValueError("skip_unreadable requires check_images=True. Change one of the two options.")
         if self.model_name_or_path is not None and self.whiten_patches:
             raise ValueError(
                 "--whiten_patches initializes the patch embedding of a new model, but --model_name_or_path "
@@ -202,16 +203,17 @@ class StreamArguments(TaskArguments):
 
     streaming: bool = training_images_option(
         False,
-        "Read images during training; requires --max_steps, --save_strategy steps and --eval_strategy steps or "
-        "no. If evaluation images are remote or held out, --max_eval_samples (1000) of them are evaluated.",
+        "Stream training images instead of loading them first; requires --max_steps, --save_strategy steps and "
+        "--eval_strategy steps or no. If evaluation images are remote or held out, --max_eval_samples (by default "
+        "1000) of them are evaluated.",
     )
     shuffle_buffer_size: int = training_images_option(
-        1000, "Size of the shuffle buffer of a stream, per process.", COUNT
+        1000, "Number of images in the shuffle buffer of a stream, per process.", COUNT
     )
     shard_by_process: bool = training_images_option(
         True,
-        "Let each process read its own shards of a stream; with false, the first process reads for all, which is "
-        "slower but independent of the number of processes.",
+        "Let each process read separate shards of a stream. If false, the first process reads for all processes, "
+        "which is slower, but gives the same batches for any number of processes.",
     )
 
     def __post_init__(self) -> None:
@@ -233,18 +235,19 @@ class ClassificationArguments(StreamArguments):
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
     )
     label_column_name: str | None = data_option(
-        None, "Column of the labels, if it is not recognized; several columns of 0 and 1 or of numbers: a,b,c."
+        None,
+        "Column of the labels, if it is not recognized. Give several columns of 0 and 1, or of numbers, as a,b,c.",
     )
     problem_type: ProblemType | None = data_option(
         None,
-        "One label per image, several labels, or numbers (regression); by default inferred from the labels, with "
-        "texts as single labels.",
+        "Type of labels: one class per image, several classes, or numbers (regression). By default inferred from the "
+        "labels, where each text is one class.",
     )
     label_separator: str | None = data_option(
         None, 'Separator of several labels in a cell of a table; by default "|", ";" or ",".'
     )
     class_names: Names | None = training_images_option(
-        None, 'Class names of a stream, "cat,dog", if the data does not contain them.', essential=True
+        None, 'Class names of a stream, such as "cat,dog", if the data does not contain them.', essential=True
     )
 
     # Options of the image augmentations, in the order of application, of the batch transforms, and of the loss
@@ -253,15 +256,15 @@ class ClassificationArguments(StreamArguments):
     )
     crop_padding: int = augmentation_option(
         0,
-        "Padding in pixels, with reflection, before a random crop: 4 with --min_crop_scale 1 is the simple "
-        "random crop of DeiT III and CIFAR.",
+        "Reflection padding in pixels before a random crop. 4 with --min_crop_scale 1 gives the simple random crop "
+        "of DeiT III and CIFAR.",
         NOT_NEGATIVE,
     )
     horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
         "trivialaugment",
-        "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
-        "or blur; DeiT III).",
+        "Augmentation policy: none, trivialaugment, randaugment, affine (slight changes, for digits), or 3augment "
+        "(grayscale, solarize or blur; DeiT III).",
         synonyms="aa randaugment",
     )
     randaugment_num_ops: int = augmentation_option(2, "Number of operations of randaugment.", COUNT)
@@ -279,22 +282,22 @@ class ClassificationArguments(StreamArguments):
     )
     cutmix_alpha: float = regularization_option(
         0.0,
-        "CutMix: replace a rectangle by that of another image, with shares from beta(alpha, alpha) (DeiT: 1); 0 "
-        "disables it.",
+        "CutMix: replace a rectangle of each image by that of another image, with shares from beta(alpha, alpha) "
+        "(DeiT: 1); 0 disables it.",
         NOT_NEGATIVE,
         synonyms="cutmix",
     )
     mixing_probability: float = regularization_option(1.0, "Probability that a batch is mixed.", PROBABILITY)
     mixing_off_share: float = regularization_option(
-        0.0, "Share of the last steps without mixing: 0.1 for the last tenth.", PROBABILITY
+        0.0, "Share of the training steps, at the end, without mixing; 0.1 for the last tenth.", PROBABILITY
     )
     classification_loss: Literal["cross_entropy", "bce"] = regularization_option(
         "cross_entropy",
-        "Loss: cross_entropy, or bce, a binary cross-entropy per class (DeiT III). Scores do not change.",
+        "Training loss: cross_entropy, or bce, a binary cross-entropy per class (DeiT III).",
     )
     bce_target_threshold: float | None = regularization_option(
         None,
-        "Threshold above which bce treats soft labels as 1, and others as 0; 0 makes all classes of a mixed image 1.",
+        "Threshold of bce: soft labels above it become 1, all others 0. 0 sets all classes of a mixed image to 1.",
         SHARE_LEFT_OUT,
     )
     probe_classifier: bool = model_option(
@@ -318,8 +321,8 @@ class ClassificationArguments(StreamArguments):
             )
         if self.class_names is not None and not self.streaming:
             raise ValueError(
-                f"class_names={self.class_names!r} is only for --streaming. Without it, the class names are read from "
-                "the data. Remove it."
+                f"class_names={self.class_names!r} requires --streaming. Without a stream, the class names are read "
+                "from the data. Remove class_names."
             )
         if self.streaming and (self.balanced_sampling or self.class_weights in CLASS_POWERS):
             raise ValueError(
@@ -339,7 +342,7 @@ class ClassificationArguments(StreamArguments):
 
 
 UNLABELED_SOURCES = (
-    "Folder of images at any depth, any image classification data, or a Hub name; several, separated by "
+    "Folder of images at any depth, any image classification data, or a Hub name; several sources, separated by "
     "commas, are combined."
 )
 UNLABELED_COLUMN = "Column of labels, if there is one and it is not recognized."
@@ -356,7 +359,7 @@ class UnlabeledArguments(StreamArguments):
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
     label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
     max_knn_samples: int = data_option(
-        5000, "Number of training images with labels for the nearest neighbor evaluation; 0 for none.", NOT_NEGATIVE
+        5000, "Number of labeled training images for the nearest neighbor evaluation; 0 disables it.", NOT_NEGATIVE
     )
 
     def overrides(self) -> dict[str, Any]:

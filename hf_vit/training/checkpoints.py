@@ -107,7 +107,7 @@ def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | Non
         return None
     if (fault := find_resume_error(Path(wanted))) is not None:
         raise ValueError(
-            f"Cannot resume from {wanted}: {fault}. Use --resume_from_checkpoint last for the newest one."
+            f"Cannot resume from {wanted}: {fault}. Use --resume_from_checkpoint last for the newest checkpoint."
         )
     return Path(wanted)
 

@@ -1,6 +1,6 @@
 """Class weights of a loss: computed from class frequencies, or read from a file.
 
-Shapes: C classes.
+In shapes, C is the number of classes.
 """
 
 import math

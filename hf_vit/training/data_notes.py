@@ -1,6 +1,6 @@
 """Data checks before a run: missing classes, empty masks, transparency, duplicates. The model card reports them too.
 
-Shapes: C classes or keypoints, H W pixels.
+In shapes, C is the number of classes or keypoints, and (H, W) the image size.
 """
 
 import time
@@ -141,7 +141,8 @@ def _one_class_only(split: str, name: str, seen: SplitClasses, is_pixelwise: boo
     return (
         f"All labeled pixels of the {seen.num_read:,} {split} masks have the class {name!r}; {seen.ignored_share:.0%} "
         f"of the pixels are ignored ({IGNORED_LABEL}). At least two classes are required. If the masks hold 0 "
-        "and 255, set --binary_masks true. If classes start at 1, set --reduce_labels true. Else label more pixels."
+        "and 255, set --binary_masks true. If classes start at 1, set --reduce_labels true. Otherwise, label more "
+        "pixels."
     )
 
 
@@ -154,7 +155,7 @@ def _note_alike(names: Sequence[str]) -> list[str]:
 
 
 def _note_empty(split: str, seen: SplitClasses) -> list[str]:
-    if not 0 < len(seen.empty) < seen.num_read:  # no warning if all masks are empty, because this raises an error
+    if not 0 < len(seen.empty) < seen.num_read:  # no warning if all masks are empty, because an error is raised
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
     logger.warning("%s and are not used:%s", note, in_lines(seen.empty, MAX_NAMED))
@@ -207,7 +208,7 @@ def check_transparency(split: str, rows: Dataset, args: HfViTTrainingArguments) 
     reading = "" if count == len(rows) else f" of {count:,} that were read"
     note = (
         f"{len(files):,} {split} images{reading} have transparent pixels. They are read with the color stored for "
-        "these pixels, as by the pipelines of transformers"
+        "these pixels, as in transformers pipelines"
     )
     logger.warning("%s. If this is not intended, put the images on a background:%s", note, in_lines(files, MAX_NAMED))
     return [f"{note}."]

@@ -1,4 +1,4 @@
-"""Trainer of tasks with an `Evaluator`. Evaluation does not store model outputs."""
+"""Trainer that scores a model with an evaluator, without storing model outputs."""
 
 import math
 from collections.abc import Iterator
@@ -50,8 +50,9 @@ class EvaluatorTrainer(HfViTTrainer):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1 and not evaluator.can_split_batch:
             raise ValueError(
-                f"This process has {self.args.n_gpu} GPUs, but its targets cannot be split between GPUs. Start one "
-                f"process per GPU with torchrun --nproc_per_node {self.args.n_gpu}, or set CUDA_VISIBLE_DEVICES=0."
+                f"This process has {self.args.n_gpu} GPUs, but the targets of a batch cannot be split between GPUs. "
+                f"Start one process per GPU with torchrun --nproc_per_node {self.args.n_gpu}, or set "
+                "CUDA_VISIBLE_DEVICES=0."
             )
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []

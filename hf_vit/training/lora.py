@@ -22,7 +22,7 @@ if is_peft_available():
     from peft.utils.other import AuxiliaryTrainingWrapper
 
 
-PREFIX = "base_model.model."  # prefix of all weight names in adapter files of peft
+PREFIX = "base_model.model."  # prefix of all weight names in peft adapter files
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
@@ -36,7 +36,7 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
         args: Training arguments with the rank and the target modules.
 
     Raises:
-        ValueError: if the model is trained from scratch, or has no trainable linear layers with these names.
+        ValueError: if the model is trained from scratch, or no trainable linear layer matches the target modules.
     """
     assert args.lora_rank is not None
     base = model.config._name_or_path
@@ -55,7 +55,7 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
     if not targets:
         raise ValueError(
             f"lora_target_modules={args.lora_target_modules} match no trainable linear layers of "
-            f"{type(model).__name__}. Give names, or ends of names, in `[name for name, _ in model.named_modules()]`."
+            f"{type(model).__name__}. Give endings of names in `[name for name, _ in model.named_modules()]`."
         )
     heads = [name for name, child in model.named_children() if name not in towers and is_trained(child)]
     config = LoraConfig(
@@ -129,7 +129,7 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
 
 
 def unwrap_layer(module: Any, *, merges: bool) -> nn.Module:
-    """Return the layer or head inside a module of peft. If `merges` is true, low-rank updates are merged into it."""
+    """Return the layer or head inside a peft module. If `merges` is true, low-rank updates are merged into it."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
         return plain
@@ -148,7 +148,7 @@ def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Save the adapter of a model in the format of peft."""
+    """Save the adapter of a model in peft format."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_weights(model), folder / ADAPTER_SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     model.peft_config[active_adapter(model)].save_pretrained(folder)

@@ -1,6 +1,7 @@
 """Create or load the initial model of a training run and its image processor.
 
-Shapes: M patches of an image, of E values each, D hidden size, C channels, p q patch height and width, K directions.
+In shapes, M is the number of patches, E the number of values of a patch, D the hidden size, C the number of channels,
+(H, W) the image size, and K the number of principal directions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,9 +61,9 @@ def load_model(
 ) -> tuple[Model, BaseImageProcessor]:
     """Return the model to train, either a saved model of any class or a new model, and its image processor.
 
-    If the classes of a saved model differ from `names`, the weights with one entry per class are initialized. `facts`
-    are head options determined by the data, and `fresh` are options of new heads. Options in `args` take precedence
-    over `facts`, `fresh` and `use_distillation_token`.
+    If the classes of a saved model differ from `names`, the weights with one entry per class are initialized anew.
+    `facts` are head options determined by the data, and `fresh` are options of new heads. Options in `args` take
+    precedence over `facts`, `fresh` and `use_distillation_token`.
     """
     facts, fresh, overrides = facts or {}, fresh or {}, args.overrides()
     try:
@@ -96,7 +97,7 @@ def color_options(args: TaskArguments) -> dict[str, Any]:
 
 def misfit(error: StrictDataclassError) -> ValueError:
     """Convert the transformers error for a configuration field of the wrong type into a one-line `ValueError`."""
-    return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
+    return ValueError(f"The configuration is invalid: {' '.join(str(error).split())}")
 
 
 def plan_config(args: TaskArguments) -> dict[str, Any]:
@@ -137,14 +138,14 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
 
 
 def check_head(checkpoint: str, model: PreTrainedModel) -> None:
-    """Raise `ValueError` unless a checkpoint has the same classes and head options."""
+    """Raise `ValueError` unless a checkpoint has the classes and head options of `model`."""
     tasks = MODEL_TASK_CONFIGS.get(type(model).__name__, ())
     heads = {task: TASK_CONFIGS[task].of(vars(model.config)[task]).to_full_dict() for task in tasks}
     compare_configs(checkpoint, type(model), {"id2label": model.config.id2label, **heads})
 
 
 def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless a checkpoint has the same model class and configuration fields."""
+    """Raise `ValueError` unless a checkpoint has the given model class and configuration fields."""
     saved = read_config_of(checkpoint)
     then = HfViTConfig.from_dict(saved).to_dict()
     pairs = {"class": (saved.get("architectures"), [model_class.__name__])}
@@ -175,7 +176,7 @@ def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
 def tune(
     model_class: type[Model], args: TaskArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
-    """Return a saved model and its image processor. If the classes change, the weights for classes are initialized."""
+    """Return a saved model and its image processor. If classes change, their weights are initialized anew."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
     model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
@@ -293,8 +294,8 @@ def naming(name_or_path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{name_or_path!r} is not a model: no saved folder, file of weights or name on the Hub could be read: "
-            f"{error}"
+            f"{name_or_path!r} is not a model: no folder of a saved model, weight file, or model on the Hub could be "
+            f"read. {error}"
         ) from error
 
 
@@ -324,7 +325,7 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
 def whole_image_processor(
     processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
 ) -> BaseImageProcessor:
-    """Return an image processor that does not crop images and keeps their colors.
+    """Return an image processor that does not crop images. Color options are taken from `processor`.
 
     If `keep_aspect_ratio` is true, the shorter side is resized to the shorter side of `config.image_size`, otherwise
     the image is resized to `config.image_size`.
@@ -371,7 +372,7 @@ def principal_directions(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tenso
         count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
     if not (count and products.isfinite().all()):
         found = "infinite or NaN pixels" if count else "no patches"
-        raise ValueError(f"The training images have {found}. Check them.")
+        raise ValueError(f"The training images have {found}. Check the images.")
     mean = total / count
     return mean, *torch.linalg.eigh(products / count - mean.outer(mean))
 

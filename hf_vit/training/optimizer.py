@@ -220,7 +220,7 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Orthogonalize matrices (n, A, B): Newton-Schulz steps bring their singular values between 0.7 and 1.2.
+    """Orthogonalize matrices (n, A, B) by Newton-Schulz steps, after which singular values are between 0.7 and 1.2.
 
     The steps run in bfloat16, which is precise enough, unless the matrices are in float64.
 

@@ -1,6 +1,7 @@
 """Regularization: mixing and resizing of images, patch dropout, soft labels and repeated augmentation.
 
-Shapes: B batch, C channels, H W pixels, K labels or kept patches, h w patch grid, N = h·w patches.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, (h, w) the patch grid, N = h·w the
+number of patches, and K the number of classes or of kept patches.
 """
 
 from collections.abc import Sequence
@@ -30,12 +31,12 @@ from .training_arguments import training_options_of
 
 
 Size = tuple[int, int]
-# Names of models that do not support resized batches, with a reason and an alternative
+# Models that do not support resized batches, with a reason and an alternative
 REFUSED = {
-    HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
-    HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
-    HfViTForJointEmbedding: "whose views have sizes of their own: --global_size",
-    HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
+    HfViTForObjectDetection: "which resizes batches with --multi_scale true",
+    HfViTForKeypointDetection: "whose targets are in pixels of the images. Set another --image_size",
+    HfViTForJointEmbedding: "whose views are resized with --global_size",
+    HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images. Set another --image_size",
 }
 
 
@@ -173,7 +174,7 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
         raise ValueError(f"{name} requires a model of hf_vit, which supports several image sizes. Remove it.")
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
-            raise ValueError(f"{name} does not support {refused.__name__}, {reason}. Remove it.")
+            raise ValueError(f"{name} does not support {refused.__name__}, {reason}. Remove this option.")
     sizes = tuple(size_of(name, height, vit.config) for height in heights)
     last = to_pair(vit.config.image_size)
     if args.progressive_sizes and sizes[-1] != last:
@@ -185,7 +186,7 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
 
 
 def size_of(name: str, height: int, config: HfViTConfig) -> Size:
-    """Return the image size with a given height and the aspect ratio of `config`. Errors contain the option `name`."""
+    """Return the image size with a given height and the aspect ratio of `config`. `name` is the option in errors."""
     patch = to_pair(config.patch_size)
     if height % patch[0]:
         below = height // patch[0] * patch[0]
@@ -333,7 +334,7 @@ def regularize(
         model: The classifier.
         args: Options of image classification.
         label_smoothing: Probability mass spread evenly over all classes, in [0, 1).
-        distillation: Distillation, if there is a teacher. Its inputs are the mixed images, as in DeiT.
+        distillation: Distillation, if there is a teacher. The teacher receives the mixed images, as in DeiT.
         class_weights: Class weights of the loss, None for equal weights.
 
     Raises:
@@ -343,7 +344,7 @@ def regularize(
     is_binary, is_multi = args.classification_loss == "bce", model.config.problem_type == MULTI
     given = {"label_smoothing_factor": label_smoothing, **args.given_values("Regularization"), "token_drop_rate": 0.0}
     if model.config.problem_type == REGRESSION and (wrong := {name: value for name, value in given.items() if value}):
-        raise ValueError(f"Regression does not support options of classes: {wrong}. Remove them.")
+        raise ValueError(f"Regression does not support options for classes: {wrong}. Remove them.")
     if is_binary and (is_multi or class_weights):
         raise ValueError(
             "classification_loss=bce supports neither class weights nor several labels per image. Remove it."

@@ -273,7 +273,7 @@ def follow_budget(training: Training) -> None:
             write_recipe(trainer.args, planner.recipe(chosen))
         if abs(steps - report_lines) > TOLD_CHANGE * report_lines:
             report_lines = steps
-            training.report(f"Steps: {steps:,} in place of {planned:,}, by the time that those until now have taken.")
+            training.report(f"Steps: {steps:,} instead of the planned {planned:,}, given the measured time per step.")
 
     trainer.add_callback(KeepBudget(trainer, *planner.budget, changed))
 
@@ -324,7 +324,7 @@ def one_line_errors(*errors: type[Exception]) -> Iterator[None]:
 
 def one_line(error: Exception) -> str:
     """Return an error as one line; the traceback is logged at debug level of `transformers.logging`."""
-    logger.debug("This is where it went wrong:", exc_info=error)
+    logger.debug("Traceback of the error:", exc_info=error)
     return f"{os.path.basename(sys.argv[0])}: {short_message(error)}"
 
 
@@ -358,7 +358,7 @@ def complete_evaluation(
         record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
         count = len(task.loaded.examples(split))
         report(f"{count:,} {split} {task.examples}: {joined(scores)}")
-        report(f"The scores, and pictures of them: {task.args.output_dir}")
+        report(f"Scores and pictures: {task.args.output_dir}")
     PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores
 
@@ -414,7 +414,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
     Args:
         trainer: A trainer that is ready to train.
-        recipe: Options that the user gave or that were chosen, see `given_arguments`.
+        recipe: Options that the user gave or that were chosen, see `Planner.recipe`.
         notes: Notes about missing or unusual data.
     """
     args, config = trainer.args, trainer.model.config
@@ -452,9 +452,7 @@ def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
     needed = model + kept * checkpoint
     nearest = next(place for place in [*Path(args.output_dir).absolute().parents] if place.exists())
     free = shutil.disk_usage(nearest).free
-    verdict = (
-        "" if free > needed else f" Make room for {format_bytes(needed - free)} more, or set save_total_limit lower."
-    )
+    verdict = "" if free > needed else f" Free {format_bytes(needed - free)} more, or reduce save_total_limit."
     many = f" and {kept} of its checkpoints, {format_bytes(checkpoint)} each" if kept else ""
     return f"Space: about {format_bytes(needed)} for the model{many}; {format_bytes(free)} are free.{verdict}"
 

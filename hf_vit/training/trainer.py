@@ -75,8 +75,8 @@ class HfViTTrainer(Trainer):
 
     *Exact.* Several processes draw the same images of an `AugmentedDataset` as a single process, and read separate
     shards of an `AugmentedStream`. Losses of object detection and keypoint detection are normalized over all batches
-    of a step on all processes. An evaluation uses all images, also with `dataloader_drop_last`. An interrupted run
-    resumes from `last_checkpoint` with identical results, also with persistent workers. With batch norm in the head,
+    of a step on all processes. An evaluation uses all images, even with `dataloader_drop_last`. An interrupted run
+    resumes from `last_checkpoint` with identical results, even with persistent workers. With batch norm in the head,
     accumulated batches are not equal to one large batch, because each batch is normalized separately.
 
     *Robust.* Signals and errors stop a run safely, see `SafeStop`. The error for an unreadable image names the image.
@@ -93,8 +93,8 @@ class HfViTTrainer(Trainer):
     The scores of the averaged weights have names such as `eval_ema_accuracy`. The folder `ema` in the folder of a
     saved model contains the averaged weights in float32. The best model is saved with the average of the same step.
 
-    *Adapters*, if `lora_rank` is set or the model already has an adapter. Checkpoints contain only the adapter, in the
-    format of peft. The adapter is merged into the final model, and also saved separately in `adapter/`.
+    *Adapters*, if `lora_rank` is set or the model already has an adapter. Checkpoints contain only the adapter, in
+    peft format. The adapter is merged into the final model, and also saved separately in `adapter/`.
 
     *Teachers.* With a `Distillation`, the model also learns from a teacher. Evaluation scores only the model.
 
@@ -112,7 +112,7 @@ class HfViTTrainer(Trainer):
     runs no code. Always load them in this way.
     """
 
-    model: Any  # any model; features that need a model of this package check it
+    model: Any  # any model; options that require a model of this package check its class
     model_wrapped: Any
     data_collator: Any
     control: TrainerControl
@@ -162,7 +162,7 @@ class HfViTTrainer(Trainer):
         self._hidden: dict[str, Any] = {}  # arguments temporarily hidden from transformers
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
-        self.lengths: dict[int, int] = {}  # maps a step to the total from that step on, see `planned_step`
+        self.lengths: dict[int, int] = {}  # total numbers of steps, by the step of each change; see `planned_step`
         self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
@@ -239,7 +239,7 @@ class HfViTTrainer(Trainer):
 
     @property
     def plain_model(self) -> Any:
-        """The model without the wrapper of peft."""
+        """The model without the `PeftModel` wrapper, if any."""
         return unwrap_peft(self.model)
 
     def _as_peft_model(self) -> AbstractContextManager[None]:
@@ -291,7 +291,7 @@ class HfViTTrainer(Trainer):
         check_adapter(self.model, checkpoint)
         state = read_state(checkpoint)
         if (step := stopped_early_at(state)) is not None:
-            logger.warning(f"This run was ended by early stopping at step {step}, so no more steps are made.")
+            logger.warning(f"Early stopping has ended this run at step {step}. Training does not continue.")
             self.args.max_steps = step
         self._resumed_step, self.has_learned = int(state["global_step"]), True
         known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
@@ -315,8 +315,9 @@ class HfViTTrainer(Trainer):
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
             raise ExampleError(
-                f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it. If "
-                f"it is removed, the order of the other examples changes. {how_to_resume(self.args.output_dir)}"
+                f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore this "
+                "example. Without it, the order of the other examples would change. "
+                f"{how_to_resume(self.args.output_dir)}"
             ) from error
         if self.model_accepts_loss_kwargs and batches and all("labels" in batch for batch in batches):
             if self.distillation is not None:
@@ -375,7 +376,7 @@ class HfViTTrainer(Trainer):
         return decayed_parameter_names(model)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of the arguments with `make_parameter_groups`."""
+        """Create the optimizer that the arguments select, with the groups of `make_parameter_groups`."""
         if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
             return super().create_optimizer(model)
         trained = unwrap_peft(self.model if model is None else model)
@@ -440,7 +441,7 @@ class HfViTTrainer(Trainer):
         return self.get_test_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the data loader of an evaluation on other images."""
+        """Return the data loader for an evaluation of `test_dataset`."""
         with self._evaluating_all_images():
             return self._guard(super().get_test_dataloader(test_dataset))
 
@@ -545,7 +546,7 @@ class HfViTTrainer(Trainer):
         self.safe_stop.check_numbers(self.args, self.state.global_step, self.model, self.optimizer)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint. Once it and its checksums are on disk, delete older checkpoints in order of step.
+        """Save a checkpoint and its checksums, and then delete older checkpoints in order of step.
 
         transformers would delete checkpoints earlier and by time stamp, before it calls any public method or event.
         """

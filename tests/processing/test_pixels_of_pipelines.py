@@ -213,7 +213,7 @@ def test_transparent_images_are_named_also_for_the_card(tmp_path, monkeypatch):
     (note,) = data_notes.check_transparency("train", rows, args)
     assert note == (
         f"{sum(expected.values())} train images have transparent pixels. They are read with the color stored for "
-        "these pixels, as by the pipelines of transformers."
+        "these pixels, as in transformers pipelines."
     )
     assert all(f"any/{name}" in messages[0] for name in ("rgba.png", "palette_alpha.png", "color_key.png"))
     opaque = [index for index, file in enumerate(rows["file"]) if not expected[Path(file).name]]

@@ -148,9 +148,9 @@ def test_values_are_learned_from_their_mean(tables: Path, tmp_path: Path, capsys
 
 def test_options_that_do_not_go_together(tables: Path, tmp_path: Path) -> None:
     for table, options, message in (
-        ("value", "--class_weights balanced", "Regression does not support options of classes"),
-        ("value", "--mixup_alpha 0.2", "Regression does not support options of classes"),
-        ("value", "--label_smoothing_factor 0.1", "Regression does not support options of classes"),
+        ("value", "--class_weights balanced", "Regression does not support options for classes"),
+        ("value", "--mixup_alpha 0.2", "Regression does not support options for classes"),
+        ("value", "--label_smoothing_factor 0.1", "Regression does not support options for classes"),
         ("flags", "--classification_loss bce", "classification_loss=bce"),
         ("class", "--class_weights nowhere.json", "must be balanced, sqrt, none or a JSON file"),
         ("class", "--balanced_sampling true --repeated_augmentations 2", "repeated_augmentations=2"),

@@ -230,7 +230,7 @@ def test_mistakes_are_explained(scenes: Path, tmp_path: Path, monkeypatch: pytes
         (["--dataset_name", "nowhere"], "There is no file or folder 'nowhere'"),
         (["--class_names", "floor,cat"], "outside the class list"),
         (twice, "--head is given twice"),
-        (["--head", "round"], "The configuration does not fit"),
+        (["--head", "round"], "The configuration is invalid"),
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "metric_for_best_model='iou' is not a score"),
         (["--metric_for_best_model", "eval_pq"], "metric_for_best_model='pq' is not a score"),
         (["--eval_window_size", "30"], window),

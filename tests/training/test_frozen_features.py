@@ -214,7 +214,7 @@ def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Leave out mixup"),
+        ({"multi_scale_sizes": [16]}, "Remove mixup"),
     ],
 )
 def test_what_does_not_go_with_stored_features_is_refused(

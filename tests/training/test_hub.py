@@ -248,8 +248,8 @@ assert publish(folder, "user/shirts", create_pr=True) == f"{endpoint}/user/shirt
 (folder / "curves.png").write_bytes(b"a third picture")
 publish(folder, "user/shirts", revision="refs/pr/1", commit_message="To the pull request")
 for options, name, kind, message in (
-    ({}, "else/shirts", OSError, "may not write to else/shirts"),
-    ({"token": "hf_stale"}, "user/shirts", OSError, "may not write to user/shirts"),
+    ({}, "else/shirts", OSError, "has no write access to else/shirts"),
+    ({"token": "hf_stale"}, "user/shirts", OSError, "has no write access to user/shirts"),
     ({"private": True}, "user/shirts", ValueError, "user/shirts exists and is public"),
 ):
     try:

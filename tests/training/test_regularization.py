@@ -536,7 +536,7 @@ def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> N
     args = HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32])
     for model, message in (
         (boxes, "does not support HfViTForObjectDetection, .* --multi_scale true"),
-        (points, "whose targets are in pixels of the images: choose another --image_size"),
+        (points, r"whose targets are in pixels of the images\. Set another --image_size"),
         (ViTModel(ViTConfig(**shape)), "multi_scale_sizes requires a model of hf_vit"),
     ):
         with pytest.raises(ValueError, match=message):

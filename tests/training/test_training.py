@@ -463,7 +463,7 @@ def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_
     [
         (["--max_steps", "-1"], "has no known length.* Set --max_steps, --save_strategy steps"),
         (["--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
-        (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] is only for --streaming"),
+        (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] requires --streaming"),
         ([*STREAM_STEPS, "--class_names", "a,b"], "has the label 2, which is not one of the 2 classes 'a', 'b'"),
     ],
 )

@@ -18,7 +18,7 @@ from .state import StatefulCallback
 
 
 class WeightAverage:
-    """Exponential moving average of all trained weights. It is in float32, even if the weights have lower precision.
+    """Exponential moving average of all trained weights, in float32 even if the weights have lower precision.
 
     The average is initialized with the current weights. Frozen weights and buffers, such as batch norm statistics, are
     not averaged. Under FSDP2, each process averages its own shards.
@@ -36,8 +36,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after optimizer step `step`, counted from 1."""
-        # Use a smaller decay in the first steps, so that the initial weights are forgotten quickly. The formula is
-        # that of `tf.train.ExponentialMovingAverage` with the argument `num_updates`.
+        # Use a smaller decay in the first steps, so that the share of the initial weights decreases quickly. The
+        # formula is that of `tf.train.ExponentialMovingAverage` with the argument `num_updates`.
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [own_part(average) for average in self.averages.values()]
         weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
@@ -56,7 +56,7 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full model state by name, with averaged weights. All processes must iterate in step."""
+        """Yield the full model state by name, with averaged weights. All processes must iterate together."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
@@ -73,8 +73,8 @@ class WeightAverage:
         if len(found) < len(self.averages):
             raise ValueError(
                 f"{folder} has no average of {len(self.averages) - len(found)} of {len(self.averages)} weights. If "
-                "the run was started without --ema_decay, resume it without. Otherwise start a new run in another "
-                "--output_dir."
+                "the run was started without --ema_decay, resume it without this option. Otherwise, start a new run "
+                "in another --output_dir."
             )
         for weight, value in found.items():
             average = self.averages[weight]
@@ -125,7 +125,7 @@ class AverageWeights(StatefulCallback):
         if not self.is_fsdp and any(isinstance(weight, DTensor) for weight in self.average.averages):
             raise ValueError(
                 f"ema_decay={self.decay} does not support a model that was sharded while loading. Load the whole "
-                "model, and shard it by the Trainer with --fsdp."
+                "model, and let the Trainer shard it with --fsdp."
             )
 
     def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:

@@ -43,8 +43,8 @@ class PreemptionSignals:
     def noted(self) -> Iterator[None]:
         """Context manager that records signals in `received` instead of terminating the process.
 
-        It only works in the main thread, as Python requires. On exit, a signal that the run has not handled is raised
-        again.
+        Signals are only recorded in the main thread, as Python requires. On exit, a signal that the run has not
+        handled is raised again.
         """
         self.received = 0
         numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
@@ -90,8 +90,8 @@ class SafeStop(TrainerCallback):
     """Stop a training run safely: on all processes after the same step, with a checkpoint.
 
     If any process receives SIGTERM or SIGUSR1, the run finishes the current step and a due evaluation, saves a
-    checkpoint and raises `Preempted`. The option `enable_jit_checkpoint` of transformers is not used: it saves in the
-    middle of a step, so that a run cannot resume exactly, and its processes may stop at different steps.
+    checkpoint and raises `Preempted`. The option `enable_jit_checkpoint` in transformers is not used: it saves in the
+    middle of a step, so that a run cannot resume exactly, and processes may stop at different steps.
 
     A non-finite loss or weight also stops the run and is never saved. A checkpoint that cannot be written is removed.
     """
@@ -131,7 +131,7 @@ class SafeStop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Processes exchange two numbers: a signal, and the step of a non-finite loss. Signals are sent in every step.
+        # Processes exchange two numbers in every step: a received signal, and this step if its loss is not finite.
         numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
         numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None

@@ -23,7 +23,7 @@ class StatefulCallback(TrainerCallback):
     """Callback that saves its state with checkpoints and restores it.
 
     `HfViTTrainer` calls `save_state` and `load_state` of each such callback. Callbacks with only a few numbers use
-    `ExportableState` of transformers instead, which saves them in trainer_state.json.
+    `ExportableState` in transformers instead, which saves the numbers in trainer_state.json.
     """
 
     is_published = False  # whether the state is also saved with the final model
@@ -67,8 +67,8 @@ class LoadStates(TrainerCallback):
             state.best_model_checkpoint = str(best)
             return
         logger.warning(
-            f"The best checkpoint so far, {best}, cannot be used: {fault}. The best one after step "
-            f"{state.global_step} will replace it."
+            f"The best checkpoint so far, {best}, cannot be used: {fault}. It will be replaced by the best checkpoint "
+            f"after step {state.global_step}."
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
@@ -112,7 +112,7 @@ class NewOptions(TrainerCallback):
 
 
 class DatasetEpoch(TrainerCallback):
-    """Set the epoch of an `AugmentedDataset`, also if training resumes in the middle of an epoch.
+    """Set the epoch of an `AugmentedDataset`, even if training resumes in the middle of an epoch.
 
     The data loader of accelerate only sets the epoch in single-process runs. This callback makes several processes
     draw the same images as a single process.

@@ -1,6 +1,7 @@
 """Features of frozen blocks, which are computed once per view of a training image and read in each training step.
 
-Shapes: B batch, C channels, H W pixels, L tokens, D hidden size.
+In shapes, B is the batch size, C the number of channels, (H, W) the image size, L the number of tokens, and D the
+hidden size.
 """
 
 import io
@@ -100,8 +101,8 @@ class FrozenPart:
     def find_read(self, compute_loss: Callable[[], Tensor]) -> tuple[dict[str, Tensor], "FrozenPart"]:
         """Return the features that a loss depends on, and the part that computes them.
 
-        A loss depends on a feature if the feature has a gradient. If the head changes the tokens between two blocks,
-        for example by adding queries, the part ends there.
+        A loss depends on a feature if the feature has a gradient. If the head changes the tokens before a block, for
+        example by adding queries, the part ends before this block.
         """
         leaves: dict[str, Tensor] = {}
 
@@ -240,8 +241,8 @@ class FrozenFeatures:
         read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
-                f"cached_views={self.options.cached_views} is not supported, because the head modifies the tokens in "
-                "every block. Remove it."
+                f"cached_views={self.options.cached_views} is not supported, because the head modifies the tokens of "
+                "every block. Remove cached_views."
             )
         self.read = {name: read[name][0] for name in sorted(read)}
         height, width = self.part.backbone.embeddings.patch_embeddings.grid(batch["pixel_values"])
@@ -413,23 +414,25 @@ def check_cache(trainer: "HfViTTrainer") -> None:
     model, rows = trainer.plain_model, dataset.dataset if isinstance(dataset, AugmentedDataset) else None
     is_multi_scale = isinstance(collator, ObjectDetectionCollator) and collator.sizes is not None
     reasons = {
-        "the masks and views of pretraining are drawn again in each step. Leave it out": isinstance(
+        "pretraining draws new masks or views in each step. Remove cached_views": isinstance(
             model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
         ),
-        "images are also the targets. Leave it out": isinstance(model, HfViTForImageReconstruction),
-        "it needs numbered images, not a stream. Leave out one of it and --streaming": not isinstance(
+        "reconstruction also needs the images as targets. Remove cached_views": isinstance(
+            model, HfViTForImageReconstruction
+        ),
+        "the images of a stream are not numbered. Remove cached_views or --streaming": not isinstance(
             rows, TargetDataset | Dataset
         ),
-        "a teacher sees images. Leave out one of it and the distillation": trainer.distillation is not None,
-        "batches are changed before the model sees them. Leave out mixup, cutmix, token_drop_rate, progressive_sizes "
+        "a teacher needs the images. Remove cached_views or the teacher": trainer.distillation is not None,
+        "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate, progressive_sizes "
         "and multi_scale_sizes": bool(changing),
-        "the sizes of batches are drawn. Set --multi_scale false": is_multi_scale,
-        "repeated_augmentations draws others. Set it to 1": options.repeated_augmentations > 1,
-        "FSDP and DeepSpeed spread the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
+        "multi_scale changes the image size of each batch. Set --multi_scale false": is_multi_scale,
+        "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
+        "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
         or trainer.is_deepspeed_enabled,
-        "one process has several GPUs. Start one for each: torchrun --nproc_per_node": args.n_gpu > 1,
+        "this process has several GPUs. Start one process per GPU with torchrun --nproc_per_node": args.n_gpu > 1,
         "a compiled model does not read stored features. Set --torch_compile false": args.torch_compile,
-        "no block of the model is frozen. Set --trainable_blocks 0, or fewer than the model has": FrozenPart.of(
+        "no block of the model is frozen. Set --trainable_blocks to less than the number of blocks": FrozenPart.of(
             model, trainer.frozen
         )
         is None,

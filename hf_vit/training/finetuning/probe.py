@@ -1,6 +1,6 @@
 """Linear probe: a new classifier is initialized by ridge regression on the features of the training images.
 
-Shapes: M images, F features, K classes, B batch, C channels, H W pixels.
+In shapes, M is the number of images, F the number of features, and K the number of classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from ..arguments import ClassificationArguments
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
 MOST_IMAGES = 20_000  # maximum number of images for a probe; more images hardly improve a linear classifier
-LEAST_COMPARED = 400  # minimum number of training images required to hold out 10% of them to compare models
+LEAST_COMPARED = 400  # minimum number of training images from which 10% are held out to compare probe and model
 
 
 class Probe(NamedTuple):
@@ -32,8 +32,8 @@ class Probe(NamedTuple):
     def __str__(self) -> str:
         weighted = ", weighted by class" if self.is_weighted else ""
         return (
-            f"Linear probe: {self.accuracy:.1%} of {self.num_images:,} training images right{weighted}, each left out "
-            "in turn; the classifier starts from it."
+            f"Linear probe: leave-one-out accuracy {self.accuracy:.1%} on {self.num_images:,} training images"
+            f"{weighted}; the classifier is initialized with the probe."
         )
 
 

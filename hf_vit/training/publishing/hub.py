@@ -192,17 +192,17 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
 
 def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
     """Return an explanation of an error of the Hub client, with instructions."""
-    again = "what has arrived is not uploaded a second time."
+    again = "files that have been uploaded are not sent again."
     if not isinstance(error, HfHubHTTPError):
         advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
         return f"The Hub cannot be reached at {endpoint}: {error}. {advice}"
     if error.response.status_code in (401, 403):
         return (
-            f"This token may not write to {repo_id}. Log in as someone who may, with a token of the kind 'write' "
-            f"(hf auth login), choose a name of your own, or open a pull request (create_pr). {error}"
+            f"This token has no write access to {repo_id}. Log in with a token that has it (hf auth login), choose a "
+            f"repository of your own, or open a pull request (create_pr). {error}"
         )
     if error.response.status_code >= 500:
-        return f"The Hub has an error of its own ({error}). Try again in a while: {again}"
+        return f"The Hub reports a server error ({error}). Try again later: {again}"
     return str(error)
 
 
@@ -228,7 +228,7 @@ def _check_model(folder: Path) -> None:
             "training run there with image_processor.save_pretrained."
         )
     auto_map = PreTrainedConfig.get_config_dict(folder)[0].get("auto_map")
-    advice = "Save the model there again with model.save_pretrained of hf_vit, which copies the code."
+    advice = "Save the model there again with model.save_pretrained in hf_vit, which copies the code."
     if not auto_map:
         raise ValueError(
             f"{folder / CONFIG_NAME} has no auto_map, so the model cannot be loaded without hf_vit. {advice}"

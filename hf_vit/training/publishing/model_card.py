@@ -26,8 +26,8 @@ class Usage:
     """Example code for a model card, which applies a model to `image.png`.
 
     Args:
-        name: Name of the variable that holds the pipeline of transformers.
-        stock: Code that calls the pipeline of transformers.
+        name: Name of the variable that holds the transformers pipeline.
+        stock: Code that calls the transformers pipeline.
         own: Code without pipeline. Uses `model`, `image_processor`, `image` and the `outputs` of the model.
         processor: Variable name of the image processor, or "processor" if it also processes texts.
         inputs: Inputs of the processor.
