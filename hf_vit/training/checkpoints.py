@@ -147,19 +147,19 @@ def missing_weights(folder: Path) -> list[str]:
 
 
 def find_resume_error(checkpoint: Path) -> str | None:
-    """Verify all checksums of a checkpoint, and return the reason why a run cannot resume from it, or None."""
+    """Verify all checksums of a checkpoint. Return the reason why a run cannot resume from it, None if it can."""
     return find_incomplete(checkpoint) or find_mismatch(checkpoint)
 
 
 def find_load_error(checkpoint: Path) -> str | None:
-    """Return the reason why the model of a checkpoint cannot be loaded, or None. The optimizer file may be missing."""
+    """Return why the model of a checkpoint cannot be loaded, None if it can. The optimizer file is not required."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     return find_mismatch(checkpoint) or find_damage(checkpoint)
 
 
 def find_incomplete(checkpoint: Path) -> str | None:
-    """Return the reason why a run cannot resume from a checkpoint, or None, without verifying checksums."""
+    """Return the reason why a run cannot resume from a checkpoint, None if it can. Checksums are not verified."""
     try:
         names = read_checksums(checkpoint)
     except FileNotFoundError:

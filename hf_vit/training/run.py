@@ -79,8 +79,8 @@ def train(
 
     Args:
         task_class: Task of the model.
-        values: Option values by name, and optionally a `recipe`, which they override.
-        report: Called with lines of progress on the first process.
+        values: Option values by name. They override the values of the option `recipe`, if given.
+        report: Function that prints lines of progress, called on the first process.
         program: Words at the start of the equivalent `hf-vit` command, which the model card shows; empty for a script.
 
     Returns:
@@ -105,7 +105,7 @@ class Training:
 
     task: Task
     trainer: HfViTTrainer
-    checkpoint: str | None  # checkpoint to resume from
+    checkpoint: str | None  # checkpoint to resume from, None for a new run
     command: str  # command that repeats the run
     report: Callable[[str], None]
     planner: Planner
@@ -332,8 +332,8 @@ def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Evaluate a saved model. If an error occurs before the evaluation starts, exit with a one-line message.
 
     Args:
-        values: Option values by name, and optionally a `recipe`, which they override.
-        report: Called with lines of progress on the first process.
+        values: Option values by name. They override the values of the option `recipe`, if given.
+        report: Function that prints lines of progress, called on the first process.
     """
     with one_line_errors(ValueError, OSError, ImportError):
         task, trainer, split = prepare_evaluation(values)

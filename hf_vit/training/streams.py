@@ -101,7 +101,7 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
-    # The images may be sorted by class or source, so the first ones are not a representative sample.
+    # The images may be sorted by class or source, so the first images are not a representative sample.
     shuffled = {
         name: stream.shuffle(seed=SPLIT_SEED, buffer_size=args.shuffle_buffer_size) for name, stream in streams.items()
     }

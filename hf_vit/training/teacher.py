@@ -320,7 +320,7 @@ def names_of(model: PreTrainedModel) -> list[str]:
 
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
     """Return the index of each of `names` among the classes of a teacher; raise `ValueError` if the sets differ."""
-    if list(known) == list(names):  # equal lists may contain duplicates
+    if list(known) == list(names):  # duplicate names are only allowed if both lists are equal
         return list(range(len(names)))
     if len(set(known)) < len(known) or set(known) != set(names):
         extra, lacking = (shorten(sorted(alone), 6) or "none" for alone in ({*known} - {*names}, {*names} - {*known}))

@@ -159,14 +159,14 @@ class HfViTTrainer(Trainer):
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
         training_sampler(self.args, self.train_dataset)  # raises an error if options do not match the dataset
         self.conditions: dict[str, Any] = {}  # saved in checkpoints; set by the module `run`
-        self._hidden: dict[str, Any] = {}  # arguments temporarily hidden from transformers
+        self._hidden: dict[str, Any] = {}  # original values of arguments that are temporarily replaced
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
         self.lengths: dict[int, int] = {}  # total numbers of steps, by the step of each change; see `planned_step`
         self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
-        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # parent of all stored features
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)
@@ -329,7 +329,7 @@ class HfViTTrainer(Trainer):
     def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the sum of the loss divisors of all batches of a step on all processes."""
         total = torch.stack(counts).sum(dim=0)
-        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # MPS has no float64
+        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # float64 is missing on MPS
         return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:

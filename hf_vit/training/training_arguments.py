@@ -381,7 +381,7 @@ def check_library(args: TrainingArguments) -> None:
         raise ValueError(
             f"report_to={','.join(given)} contains the unknown {', '.join(unknown)}. Choose from {', '.join(known)}."
         )
-    available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list flyte
+    available = {*get_available_reporting_integrations(), "flyte"}  # flyte is missing in the list of transformers
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
         raise ImportError(
             f"report_to={missing[0]} requires a package that is not installed. Run pip install {missing[0]}, or set "

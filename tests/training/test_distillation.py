@@ -508,7 +508,7 @@ def test_gradients_are_those_of_one_batch(
         ("--teacher blind", "has no image processor, which defines its preprocessing"),
         ("--teacher foreign", "has custom code and can be loaded only by running it. Read the code and, if"),
         ("--teacher gray", "expects images with 1 channels, but the student expects 3"),
-        ("--teacher tutor --label_smoothing_factor 0.1", "label_smoothing_factor=0.1 moves the labels"),
+        ("--teacher tutor --label_smoothing_factor 0.1", "label_smoothing_factor=0.1 is not supported with a teacher"),
         (
             '--teacher tutor --config_overrides {"patch_size":8,"use_distillation_token":false}',
             "requires a distillation token. Remove use_distillation_token from --config_overrides",

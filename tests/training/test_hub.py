@@ -187,9 +187,9 @@ REFUSED = (
         r"opened: pytorch_model.bin, training_args.bin. Delete .*training_args.bin.*save_pretrained",
     ),
     ("preprocessor_config.json", None, r"no preprocessor_config.json, .*image_processor.save_pretrained"),
-    ("modeling_hf_vit.py", None, r"The code files modeling_hf_vit.py are missing .*save_pretrained of hf_vit"),
-    ("encoder.py", None, r"The code files encoder.py are missing .*save_pretrained of hf_vit"),
-    ("config.json", '{"model_type": "hf_vit"}', r"has no auto_map, .*save_pretrained of hf_vit"),
+    ("modeling_hf_vit.py", None, r"The code files modeling_hf_vit.py are missing .*save_pretrained in hf_vit"),
+    ("encoder.py", None, r"The code files encoder.py are missing .*save_pretrained in hf_vit"),
+    ("config.json", '{"model_type": "hf_vit"}', r"has no auto_map, .*save_pretrained in hf_vit"),
     ("README.md", None, r"The model card .* is missing.*hf_vit.training.write_model_card"),
     ("README.md", "# Shirts\n", "has no metadata.*license: …"),
     ("README.md", "---\nlicense: [mit\n---\n", r"metadata of .*README.md, .* are invalid: .*\]"),
@@ -296,12 +296,12 @@ PUBLISH_INTERRUPTED = """
 import sys
 from hf_vit.training import publish
 
-for message in ("Error while uploading '.*' to the Hub. The Hub has an error", "cannot be reached", "has an error"):
+for message in ("Error while uploading '.*' to the Hub. The Hub reports a", "cannot be reached", "a server error"):
     try:
         publish(sys.argv[1], "user/shirts")
     except OSError as error:
         assert __import__("re").search(message, str(error)), error
-        assert "not uploaded a second time" in str(error)
+        assert "not sent again" in str(error)
     else:
         raise AssertionError(message)
 publish(sys.argv[1], "user/shirts")

@@ -153,8 +153,8 @@ class StepReport(TrainerCallback):
     """Report the number of training steps before the first step. The progress bar shows the remaining time.
 
     Args:
-        report: Called with a line of text.
-        warn: Called with the number of steps at the start of training.
+        report: Function that prints a line of text.
+        warn: Function that warns about the given number of steps, called at the start of training.
     """
 
     def __init__(self, report: Callable[[str], None], warn: Callable[[int], None]) -> None:

@@ -25,7 +25,7 @@ class Throughput(TrainerCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.start: float | None = None  # None until the first batch
+        self.start: float | None = None  # start of the clock, None before the first batch
         self._paused_at: float | None = None
         self._images = 0
         self._flops = 0

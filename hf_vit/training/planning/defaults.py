@@ -337,7 +337,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # options that stored features require
+    if views:  # stored features exclude augmentations that are drawn in each step
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
@@ -414,7 +414,7 @@ def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
 def choose_config(
     table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
 ) -> Options:
-    """Return the fields of `HfViTConfig`: the given ones, and the chosen ones of a new model or head."""
+    """Return fields of `HfViTConfig`: those given by the user, and those chosen for a new model or head."""
     config: Options = {}
     width, patches = facts.hidden_size, facts.num_patches
     if size is not None:

@@ -173,8 +173,9 @@ class Planner:
 
         frozen: Options = {}
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
-        kept = task.defaults.stores  # number of trained last blocks
-        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # views in timing runs
+        kept = task.defaults.stores  # number of last blocks that are trained, None for all
+        # Number of stored views in timing runs
+        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
@@ -218,7 +219,7 @@ class Planner:
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # chosen overrides include the given ones
+        if "config_overrides" in chosen:  # chosen overrides include the overrides that the user gave
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:

@@ -119,7 +119,7 @@ class Task(ABC):
     pipeline: ClassVar[str]  # name of the transformers pipeline
     usage: ClassVar[Usage]
     published: ClassVar[tuple[str, ...]] = ()  # endings of the names of equivalent model classes in other libraries
-    load_source: ClassVar[Callable[..., TargetData]]  # a function of `hf_vit.data`
+    load_source: ClassVar[Callable[..., TargetData]]  # data loader, a function in `hf_vit.data`
     collator_class: ClassVar[type[Any]]  # class of the batch collator, which is created with the processor
     augmented_column: ClassVar[str | None] = None  # column passed to the transform; None passes the whole example
     read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # converts a row of a stream
@@ -132,8 +132,8 @@ class Task(ABC):
     report_passes: ClassVar[float] = 1.5  # passes over the evaluated images in the final report, with baseline
     least_held_from: ClassVar[int] = 1  # minimum number of training images required to hold out some of them
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
-    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # replace defaults of `HfViTTrainingArguments`
-    argument_help: ClassVar[Mapping[str, str]] = {}  # replace help texts of `HfViTTrainingArguments`
+    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # values that replace defaults in `HfViTTrainingArguments`
+    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts of `HfViTTrainingArguments` to replace
     defaults: ClassVar[TaskDefaults]  # default hyperparameters of the task
 
     options: Any

@@ -244,7 +244,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
         model.config.reconstruction_config = model.options
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluate principal component analysis of patches with the same number of latents, on all processes."""
+        """Evaluate the PCA of patches, with as many components as the model has latents, on all processes."""
         model, processor = trainer.plain_model, trainer.processing_class
         mean, _, directions = principal_directions(self.patches(model, processor, BASELINE_IMAGES))
         size = min(model.autoencoder.decoder.embedding.in_features, len(mean))

@@ -91,7 +91,7 @@ class SemanticEvaluator(Evaluator):
 
     def _segment_one(self, model: PreTrainedModel, batch: Batch, index: int, size: tuple[int, int]) -> ImageResult:
         pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
-        if (mask := batch.get("patch_attention_mask")) is not None:  # crop the padding
+        if (mask := batch.get("patch_attention_mask")) is not None:  # remove padding
             rows, columns = (int(mask[index].any(dim=1 - side).sum()) for side in (0, 1))
             height, width = rows * pixels.shape[-2] // mask.shape[-2], columns * pixels.shape[-1] // mask.shape[-1]
             pixels, labels = pixels[..., :height, :width], labels[..., :height, :width]

@@ -253,7 +253,7 @@ class ImageTextEvaluator(BaseEvaluator):
 
 
 def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArguments) -> TargetData | None:
-    """Open a split of labeled images, if requested, with the same checks and limits as the captions.
+    """Open a split of the zero-shot dataset, if one is given, with the checks and limits of the captioned images.
 
     Raises `ValueError` if the split does not exist.
     """
