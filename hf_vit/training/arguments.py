@@ -52,7 +52,7 @@ class SourceArguments(Options):
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
     dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
-    image_column_name: str | None = data_option(None, "Column of the images, if it is not recognized.")
+    image_column_name: str | None = data_option(None, "Column of the images, if it is not detected.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,7 +236,7 @@ class ClassificationArguments(StreamArguments):
     )
     label_column_name: str | None = data_option(
         None,
-        "Column of the labels, if it is not recognized. Give several columns of 0 and 1, or of numbers, as a,b,c.",
+        "Column of the labels, if it is not detected. Give several columns of 0 and 1, or of numbers, as a,b,c.",
     )
     problem_type: ProblemType | None = data_option(
         None,
@@ -345,7 +345,7 @@ UNLABELED_SOURCES = (
     "Folder of images at any depth, any image classification data, or a Hub name; several sources, separated by "
     "commas, are combined."
 )
-UNLABELED_COLUMN = "Column of labels, if there is one and it is not recognized."
+UNLABELED_COLUMN = "Column of labels, if there is one and it is not detected."
 
 
 @dataclass

@@ -327,7 +327,7 @@ class DistillationArguments(Options):
     """Options of distillation."""
 
     teacher: str | None = teacher_option(
-        None, "Trained model, of any library, that the model also learns from: a folder, or a name on the Hub."
+        None, "Trained model of any library from which the model also learns: a folder, or a name on the Hub."
     )
     distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
         None,
@@ -339,7 +339,7 @@ class DistillationArguments(Options):
     )
     distillation_temperature: float | None = teacher_option(
         None,
-        f"Temperature that divides the logits of student and teacher if the type is soft; {TEMPERATURE:g} by default.",
+        f"Temperature that divides all logits, for --distillation_type soft; {TEMPERATURE:g} by default.",
         POSITIVE,
     )
     teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = teacher_option(

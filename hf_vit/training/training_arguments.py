@@ -72,7 +72,7 @@ MAPPINGS = (
 
 @dataclass
 class HfViTTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with additional options, and with defaults for Vision Transformers."""
+    """Training arguments with options and defaults for Vision Transformers."""
 
     minutes: float | None = training_option(
         None,
@@ -99,8 +99,8 @@ class HfViTTrainingArguments(TrainingArguments):
     # Optimizer, learning rates and frozen parts
     layer_decay: float = optimizer_option(
         1.0,
-        "Factor by which the learning rate decreases from each layer to the previous one, from the heads over the "
-        "blocks to the embeddings, as in BEiT. 0.65 to 0.9 for a pretrained model.",
+        "Factor by which the learning rate decreases per layer, from the heads through the blocks to the embeddings, "
+        "as in BEiT. 0.65 to 0.9 for a pretrained model.",
         SHARE,
         resume="fixed",
     )
@@ -175,7 +175,7 @@ class HfViTTrainingArguments(TrainingArguments):
         resume="fixed",
     )
     lora_alpha: int | None = lora_option(
-        None, "Scale of the LoRA updates is alpha / rank; twice the rank by default.", COUNT
+        None, "Value alpha in the scale alpha / rank of the LoRA updates; twice the rank by default.", COUNT
     )
     lora_dropout: float = lora_option(0.0, "Dropout rate of the inputs of LoRA updates.", SHARE_LEFT_OUT)
     lora_target_modules: list[str] = lora_option(

@@ -135,7 +135,7 @@ class DepthArguments(DenseArguments):
     loader_options = (*DenseArguments.loader_options, "depth_column_name", "depth_scale")
 
     dataset_name: str = source_option("Folder of <split>/images and <split>/depths, parquet files, or a Hub name.")
-    depth_column_name: str | None = data_option(None, "Column of the depth maps, if it is not recognized.")
+    depth_column_name: str | None = data_option(None, "Column of the depth maps, if it is not detected.")
     depth_scale: float | None = data_option(
         None, "Units per meter, such as 256 for KITTI. By default, integers are millimeters, floats meters.", POSITIVE
     )

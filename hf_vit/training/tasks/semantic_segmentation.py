@@ -212,10 +212,10 @@ class SemanticArguments(MaskArguments):
         resume="free",
     )
     eval_scales: list[float] | None = evaluation_option(
-        None, "Scales, relative to the image, of copies whose predictions are averaged.", POSITIVE, resume="free"
+        None, "Scales of resized copies of an image, whose predictions are averaged.", POSITIVE, resume="free"
     )
     eval_flip: bool = evaluation_option(
-        False, "Average the predictions for each copy and its mirror image.", resume="free"
+        False, "Average the predictions for each copy of an image and its mirror image.", resume="free"
     )
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 
 
 ORIENTATION_HELP = (
     "Orientation of annotations if images have an EXIF orientation: that of the stored or of the displayed image; "
-    "auto compares the sizes of image and annotations, which does not always decide."
+    "auto compares the sizes of image and annotations, which can be inconclusive."
 )
 ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
@@ -83,7 +83,7 @@ class MaskArguments(DenseArguments):
     )
 
     dataset_name: str = source_option("Folder of <split>/images and <split>/masks, parquet files, or a Hub name.")
-    mask_column_name: str | None = data_option(None, "Column of the masks, if it is not recognized.")
+    mask_column_name: str | None = data_option(None, "Column of the masks, if it is not detected.")
     class_names: Names | None = data_option(
         None, 'Class names, such as "sky,road,car", if no file of the dataset contains them.', essential=True
     )
@@ -110,7 +110,7 @@ class ObjectArguments(TaskArguments):
     loader_options = (*ANNOTATED, "objects_column_name", "box_errors")
 
     annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
-    objects_column_name: str | None = data_option(None, "Column of the objects, if it is not recognized.")
+    objects_column_name: str | None = data_option(None, "Column of the objects, if it is not detected.")
     box_errors: Literal["raise", "clip", "drop"] = data_option(
         "raise",
         "Handling of boxes that exceed their image or have no area: list them and stop (raise), cut them (clip), "
@@ -138,7 +138,7 @@ class CaptionArguments(TaskArguments):
         "captions, or a Hub name."
     )
     caption_column_name: str | None = data_option(
-        None, "Column of a caption or a list of captions, if it is not recognized."
+        None, "Column of a caption or a list of captions, if it is not detected."
     )
     min_crop_scale: float = augmentation_option(
         0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE

@@ -183,7 +183,7 @@ class UniversalArguments(MaskArguments):
         'Classes of semantic masks whose connected regions are instances, such as "cat,dog"; "" for none.',
         essential=True,
     )
-    annotations: str | None = data_option(None, "panoptic or instances, if a COCO folder contains both.")
+    annotations: str | None = data_option(None, "Annotations: panoptic or instances, if a COCO folder contains both.")
 
     def source_options(self) -> dict[str, Any]:
         """Return the data source options, with the thing classes."""

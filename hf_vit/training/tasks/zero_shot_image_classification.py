@@ -82,7 +82,7 @@ class ImageTextArguments(CaptionArguments):
         None, "Configuration of the zero-shot dataset on the Hub.", resume="free", essential=False
     )
     zero_shot_label_column_name: str | None = evaluation_option(
-        None, "Label column of the zero-shot dataset, if it is not recognized.", resume="free", essential=False
+        None, "Label column of the zero-shot dataset, if it is not detected.", resume="free", essential=False
     )
     zero_shot_split: str | None = evaluation_option(
         None,
