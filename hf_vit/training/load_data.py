@@ -257,7 +257,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Return data whose targets use the class or keypoint indices of a model, which must have all of these names."""
+    """Return data whose targets use the class or keypoint indices of a model. The model must have all names."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):

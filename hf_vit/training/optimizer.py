@@ -189,7 +189,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
     if trainable_blocks is not None:
         freeze_blocks(model, trainable_blocks)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError(f"All parameters of {type(model).__name__} are frozen. Freeze fewer.")
+        raise ValueError(f"All parameters of {type(model).__name__} are frozen. Freeze fewer parameters.")
     return frozen_modules(model)
 
 

@@ -255,7 +255,7 @@ class HfViTTrainer(Trainer):
         """Train the model. A resumed run does not continue training if early stopping has ended it before.
 
         Args:
-            resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete one in `output_dir`.
+            resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete checkpoint in `output_dir`.
             *args: Arguments of `transformers.Trainer.train`.
             **kwargs: Arguments of `transformers.Trainer.train`.
 
@@ -276,7 +276,7 @@ class HfViTTrainer(Trainer):
                 planned = self.args.max_steps
                 output = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
                 self._check_numbers()
-                if planned > 0:  # transformers assumes the planned number of steps
+                if planned > 0:  # transformers computes rates from the planned number of steps
                     output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
             self.progress.close()
@@ -398,7 +398,7 @@ class HfViTTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the schedule. If the number of steps changes on resume, spread the rest over the remaining steps."""
+        """Create the schedule. If a resumed run has another length, its remaining steps complete the schedule."""
         if [*self.lengths.values()][-1:] != [num_training_steps]:
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]

@@ -42,7 +42,7 @@ class Size(NamedTuple):
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
     def fixed(self, given: Mapping[str, Any], largest_side: int) -> "Size":
-        """Replace parts of this size by given fields of `HfViTConfig`, and keep about as many patches.
+        """Return this size with given fields of `HfViTConfig` and, if possible, about as many patches.
 
         Images have at most `largest_side` pixels per side, rounded to whole patches.
         """

@@ -105,7 +105,7 @@ class Planner:
         return self.task, {}
 
     def planned(self, task: Task) -> tuple[Task, Options]:
-        """Choose the options for a task with loaded data. Return the task with these options, and the options."""
+        """Choose options for a task with loaded data. Return the task with the chosen options, and these options."""
         if not self.is_planned:
             return task, UNPLANNED
         facts = on_first_process(task.args, lambda: gather_facts(task))

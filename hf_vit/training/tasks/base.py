@@ -133,7 +133,7 @@ class Task(ABC):
     least_held_from: ClassVar[int] = 1  # minimum number of training images required to hold out some of them
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # values that replace defaults in `HfViTTrainingArguments`
-    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts of `HfViTTrainingArguments` to replace
+    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
     defaults: ClassVar[TaskDefaults]  # default hyperparameters of the task
 
     options: Any
@@ -526,7 +526,7 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
+        classes = in_columns(evaluator.metric.per_class())  # before the baseline overwrites the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores

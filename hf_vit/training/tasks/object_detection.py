@@ -150,7 +150,7 @@ def warn_of_full_images(data: TargetData, num_queries: int) -> None:
     if num_full := sum(count > num_queries for count in counts):
         logger.warning(
             "%d of %d images have more objects than num_queries=%d, up to %d. The model can learn and find only "
-            "num_queries objects per image. Raise num_queries in detection_config.",
+            "num_queries objects per image. Increase num_queries in detection_config.",
             num_full,
             len(counts),
             num_queries,

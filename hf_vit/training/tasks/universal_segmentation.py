@@ -117,7 +117,7 @@ class UniversalEvaluator(Evaluator):
         }
 
     def has_annotations(self, target: dict[str, Any]) -> bool:
-        """Return whether any mask has a pixel."""
+        """Return whether any mask is nonempty."""
         return bool(target["masks"].any())
 
     def naive_baseline(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Any], dict[str, Any]]]:
