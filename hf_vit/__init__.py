@@ -70,27 +70,27 @@ for auto_class, path in AUTO_MAP.items():
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 # AutoProcessor finds HfViTProcessor by the class name in a checkpoint. The processor is registered for the text
-# configuration only; registered for `HfViTConfig`, it would be loaded for image models, too.
+# configuration only, because a processor registered for `HfViTConfig` would also be loaded for image models.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
-# Replaces the pipeline classes of the supported tasks. For models of other libraries, the new classes return the
+# The pipeline classes of the supported tasks are replaced. For models of other libraries, the new classes return the
 # original pipeline. `register_pipeline` is not used because it would remove the default model of each task.
 for task, path in PIPELINES.values():
     PIPELINE_REGISTRY.supported_tasks[task]["impl"] = find_class(path)
 HfViTConfig._has_pipelines = True
 
-# Hooks that open checkpoints of other libraries. They are set here because model files are saved with checkpoints as
+# These hooks open checkpoints of other libraries. They are set here because model files are saved with checkpoints as
 # remote code and must not import the conversion.
 HfViTPreTrainedModel._convert_pretrained = staticmethod(convert_pretrained)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-# Maps public functions to their modules. They are imported on first access, so that opening a model does not import
+# Module of each public function. Functions are imported on first access, so that opening a model does not import
 # training and export code.
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),

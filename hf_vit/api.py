@@ -68,7 +68,7 @@ def train(
         data: Folder, file, or dataset name on the Hub; a list of these for pretraining.
         model: Saved or published model to start from; by default a new model.
         report: Function that receives progress messages.
-        **options: Options of `hf-vit train` by name, such as `recipe="cifar10", learning_rate=1e-3`. None means
+        **options: Options of `hf-vit train` by name, such as `recipe="cifar10", learning_rate=1e-3`. None selects
             the default.
 
     Returns:
@@ -157,7 +157,7 @@ def with_model_and_data(
     """Return the options with `model` and `data` added; raise `ValueError` if the options already contain them."""
     places = {"model_name_or_path": model, "dataset_name": data[0] if len(data := as_list(data)) == 1 else data}
     if twice := [name for name in places if name in options]:
-        raise ValueError(f"{twice[0]} is already given by model or data. Leave it out.")
+        raise ValueError(f"{twice[0]} is already set by the arguments model and data. Remove this option.")
     return {**options, **places}
 
 

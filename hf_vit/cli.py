@@ -139,7 +139,7 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
     if name in parts:
         return f"{command} {name}", rest
     if command == "features":
-        raise ValueError(f"There is no hf-vit features {part}. Choose {' or '.join(parts)}.")
+        raise ValueError(f"There is no command hf-vit features {part}. Choose {' or '.join(parts)}.")
     question = module("options/names.py")["nearest"](name, parts)
     raise ValueError(f"There is no task {part!r}.{question} Choose one of {', '.join(parts)}: hf-vit train TASK DATA.")
 
@@ -183,7 +183,9 @@ def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
     wanted = next(iter(words[start + 1 : start + 2]), "")
     if wanted in ("", "all") or wanted.startswith("-"):
         return wanted, [*words[:start], *words[start + 1 + (wanted == "all") :]]
-    raise ValueError(f"--help {wanted} is not valid. Use --help for the most important options, or --help all.")
+    raise ValueError(
+        f"--help {wanted} is not valid. Use --help for the most important options, or --help all for all options."
+    )
 
 
 # --- Parsing of option values
@@ -233,7 +235,7 @@ def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     namespace, unknown = Parser(page).parse_known_args(words[1:] if recipe else words)
     values = vars(namespace)
     if recipe and values.setdefault("recipe", words[0]) != words[0]:
-        raise ValueError(f"The recipes {words[0]} and {values['recipe']} are given. Leave one of them out.")
+        raise ValueError(f"Two recipes are given, {words[0]} and {values['recipe']}. Remove one of them.")
     return values, unknown
 
 
@@ -258,9 +260,9 @@ def merged(shared: bool = False) -> Page:
 
 
 def find_task(values: Mapping[str, Any], is_help: bool) -> str:
-    """Return the task of the model to evaluate, or "" if the package must be imported to find it.
+    """Return the task of the model to evaluate, or "" if it can be found only by importing the package.
 
-    Only for help pages, the package is imported to read the configuration of a model on the Hub. This takes seconds.
+    For help pages, the package is imported to read the configuration of a model on the Hub. The import takes seconds.
     """
     architectures: dict[str, list[str]] = table()["architectures"]
     task, model = values.get("task"), values.get("model_name_or_path")

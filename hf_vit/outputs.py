@@ -18,7 +18,7 @@ import psutil
 
 LOCK_NAME = "training.lock"  # lock file that contains host and process of a running training run
 LOCK_TIMEOUT_SECONDS = 300.0  # age at which a lock file of another host is considered stale
-RECORD = ".hf_vit_outputs"  # lists checksums of files written to its folder, as sha256sum does
+RECORD = ".hf_vit_outputs"  # file of checksums of written files, in the format of sha256sum
 
 
 class FolderState(Enum):
@@ -159,7 +159,7 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
                 "or folder."
             )
         if os.path.lexists(file) and not overwrite:
-            raise ValueError(f"{file} exists, from an earlier run. Replace it with --overwrite, or choose another.")
+            raise ValueError(f"{file} exists from an earlier run. Replace it with --overwrite, or choose another.")
 
 
 def record_outputs(files: Iterable[Path]) -> None:

@@ -26,7 +26,7 @@ LABELED_TASKS = tuple(name for name, task in TASKS.items() if not issubclass(tas
 PRETRAINING_SHARE = 0.6  # fraction of the time for pretraining; baseline and fine-tuning share the rest equally
 GEOMETRY = ("image_size", "patch_size")  # configuration fields that the tuned model copies from the baseline
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # options that do not apply to all three training runs
-PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # options of pretraining only
+PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # options for pretraining
 CHANCE = 2.0  # number of standard errors; smaller differences between two models may be due to chance
 DEFAULT_TASK = "image-classification"
 
@@ -79,17 +79,17 @@ def pretrain(
     """Pretrain on images, and compare fine-tuning with and without pretraining. Equivalent to `hf-vit pretrain`.
 
     Args:
-        data: Folder, file, or dataset name on the Hub; several are combined.
+        data: Folder, file, or dataset name on the Hub, or a list of these, whose images are combined.
         labels: Folder, file, or dataset name of labeled images; by default `data`, if it has labels.
         model: Saved or published model from which pretraining and the baseline start; by default a new model.
         task: Task of the labels; image-classification by default.
         method: "joint-embedding" (LeJEPA) or "masked-image-modeling" (MAE).
-        minutes: Total time: 3/5 for pretraining, 1/5 each for fine-tuning with and without it.
+        minutes: Total time: 3/5 for pretraining, 1/5 for fine-tuning and 1/5 for the baseline.
         output_dir: Folder for `encoder`, `tuned` and `baseline`; by default a new folder in `outputs`.
         resume: Resume the training runs in `output_dir`.
         seed: Random seed of all three training runs.
         report: Function that receives progress messages.
-        **options: Options of all three training runs, such as `bf16`; `lora_rank` and the like of pretraining only.
+        **options: Options of all three training runs, such as `bf16`; LoRA options apply to pretraining only.
 
     Returns:
         The results of the three training runs.
@@ -146,7 +146,7 @@ def run_or_resume(
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any], without_model: list[str]) -> None:
     """Raise `ValueError` for invalid arguments, and for options that do not apply to all three training runs."""
     if without_model:
-        raise ValueError(f"{without_model[0]} adapts a trained model. Give the model to start from as model.")
+        raise ValueError(f"{without_model[0]} adapts a trained model, but none is given. Set model to start from it.")
     if method not in METHODS:
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:
@@ -155,13 +155,13 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
         raise ValueError(f"minutes={minutes} must {MINUTES}. A usual value is 60.")
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
-            f"{refused[0]} does not apply to all three training runs. Leave it out: give a model to start from as "
-            f"model and its sizes as config_overrides, or call hf_vit.train for {method!r} and then for a task."
+            f"{refused[0]} does not apply to all three training runs. Remove it: set model to the model to start from "
+            f"and config_overrides to its sizes, or call hf_vit.train for {method!r} and then for a task."
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            f"The three training runs need a single process. On several processes, use torchrun … -m hf_vit train "
-            f"{method} DATA, and then train with labels in the same way."
+            f"The three training runs need a single process. To use several processes, run torchrun … -m hf_vit "
+            f"train {method} DATA, and then train with labels in the same way."
         )
 
 
@@ -200,7 +200,7 @@ def find_labels(
 
 
 def with_geometry_of(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the `config_overrides` in `options`, with image and patch size of `config` added unless given."""
+    """Return the `config_overrides` in `options`. If image or patch size are not given, add those of `config`."""
     fields = convert("config_overrides", options.get("config_overrides") or {}, dict)
     settled = {*fields, *(name for name, value in options.items() if value is not None)}
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}

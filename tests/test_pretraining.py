@@ -137,7 +137,7 @@ def test_bad_options_are_refused() -> None:
         ({"output_dir": "/dev/null/out"}, "Nothing can be written to /dev/null/out"),
         ({"preset": "tiny"}, "preset does not apply to all three training runs.*config_overrides"),
         ({"model_name_or_path": "saved"}, "model_name_or_path does not apply"),
-        ({"lora_rank": 4}, "lora_rank adapts a trained model. Give the model to start from as model"),
+        ({"lora_rank": 4}, "lora_rank adapts a trained model, but none is given. Set model"),
     ):
         with pytest.raises((OSError, ValueError), match=message):
             pretrain("photos", **options)

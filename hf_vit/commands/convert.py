@@ -55,14 +55,14 @@ def convert(
         architecture: timm name of the architecture, for a timm weights file without a configuration.
         dataset_index: Index of the ViTPose+ expert to convert; by default the first.
         num_attention_heads: Number of attention heads, for a weights file of a ViT on nn.TransformerEncoder.
-        hidden_act: Activation of the same, such as gelu or relu.
-        norm_first: The norm_first of the same.
-        dtype: Data type of the saved weights; by default that of the checkpoint.
+        hidden_act: Activation of the MLPs, such as gelu or relu, for a weights file of a ViT on nn.TransformerEncoder.
+        norm_first: Argument norm_first of the layers, for a weights file of a ViT on nn.TransformerEncoder.
+        dtype: Data type of the saved weights; by default the data type of the checkpoint.
         revision: Branch, tag or commit on the Hub.
         skip_parity: Do not compare the outputs with the original implementation.
         write_anyway: Write the model even if its outputs differ from the original implementation.
         list: List the supported model families and exit.
-        report: Receives progress messages.
+        report: Function that receives progress messages.
 
     Raises:
         ValueError: if the checkpoint cannot be converted, its outputs differ, or an option does not apply.
@@ -82,7 +82,7 @@ def convert(
     if to is None:
         convert_published(source, output, revision, given, skip_parity, write_anyway, report)
     elif given:
-        raise ValueError(f"--to exports a model unchanged. Leave out {', '.join(f'--{name}' for name in given)}.")
+        raise ValueError(f"--to exports a model unchanged. Remove {', '.join(f'--{name}' for name in given)}.")
     else:
         export_hf_vit_model(source, output, to, revision, config["architectures"], report)
 
@@ -95,7 +95,7 @@ def given_options(**options: Any) -> dict[str, Any]:
 def read_convertible(source: str, revision: str, layout: str | None) -> Mapping[str, Any]:
     """Return the configuration of a model to convert (`layout` is None) or to export; empty for a file of weights.
 
-    Raises `ValueError` if the model to convert is an hf_vit model already, or the model to export is not one.
+    Raises `ValueError` if the model to convert already is an hf_vit model, or the model to export is no hf_vit model.
     """
     config = read_config(source, revision=revision)
     is_ours = config.get("model_type") == "hf_vit"
@@ -160,7 +160,9 @@ def convert_published(
     report(f"{source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if skip_parity else report_parity(opened, converted, report)
     if not all(row.is_equal for row in rows) and not write_anyway:
-        raise ValueError("Outputs differ from the source, so nothing was written. Use --write_anyway to save it.")
+        raise ValueError(
+            "Outputs differ from those of the source, so nothing was written. Use --write_anyway to save the model."
+        )
     converted.weights.clear()  # Frees memory, because the model below loads the weights again.
     names = ("architecture", "dataset_index", "norm_first", "dtype")
     options = {name: given[name] for name in names if name in given}

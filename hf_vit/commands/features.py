@@ -40,15 +40,15 @@ def evaluate(
     """Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class.
 
     Args:
-        train: Folder of features with a train split, used as training and reference images.
-        test: Folder of the features to evaluate; by default the same folder.
-        output_dir: Folder for evaluation.json; by default the folder of the features or, if there are two, a new
-            subfolder of the second.
+        train: Folder of features with a split train, which contains the training and reference images.
+        test: Folder of the features to evaluate; by default the folder of the training images.
+        output_dir: Folder for evaluation.json; by default the feature folder or, if two folders are given, a new
+            subfolder of the second one.
         overwrite: Replace evaluation.json of an earlier run.
         report: Function that receives progress messages.
 
     Raises:
-        ValueError: if the features do not match, or an existing file may not be replaced.
+        ValueError: if the features come from different models, or an existing file may not be replaced.
         OSError: if a folder has no features, or the output cannot be written.
         ImportError: if scikit-learn is missing.
     """

@@ -39,12 +39,12 @@ MOST_NAMES = 12  # Maximum number of listed class names
 
 
 def info(model: str | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
-    """Report on the installation or on a model.
+    """Describe the installation or a model.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; by default the installation is described.
-        image: Height and width of an image in pixels, such as 224x160: also print the shape, parameters and operations
-            of each stage of the model.
+        image: Height and width of an image in pixels, such as 224x160, to also print the shape, parameters and
+            operations of each stage of the model.
         report: Function that receives lines of text.
 
     Raises:
@@ -68,7 +68,9 @@ def stage_table(content: dict[str, Any], image: str) -> list[str]:
     `content` is the content of the model's config.json, and `image` is the image size, such as "224x160".
     """
     if content.get("model_type") != "hf_vit":
-        raise ValueError(f"--image {image} needs a model of hf_vit. Convert it first: hf-vit convert SOURCE OUTPUT")
+        raise ValueError(
+            f"--image {image} requires an hf_vit model. Convert the model first: hf-vit convert SOURCE OUTPUT"
+        )
     height, _, width = image.partition("x")
     if not (height.isdecimal() and width.isdecimal()):
         raise ValueError(f"--image {image} must be height and width in pixels, such as 224x160.")

@@ -54,8 +54,8 @@ def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
 def pretrain(*args: Any, **options: Any) -> None:
     """Pretrain an encoder on images without their labels, and measure the gain on labeled images.
 
-    The command runs a baseline on the labeled images (1/5 of the time), pretraining (3/5), and fine-tuning of the
-    pretrained encoder on the labeled images (1/5), and compares the scores of the first and last model.
+    The command trains a baseline on the labeled images (1/5 of the time), pretrains an encoder (3/5), fine-tunes it on
+    the labeled images (1/5), and compares the scores of the fine-tuned model and the baseline.
     Without labeled images, only pretraining runs. With --model, pretraining and the baseline start from a saved or
     published model; add --lora_rank 8 to pretrain only low-rank updates of its weights.
 
@@ -85,7 +85,7 @@ def export(*args: Any, **options: Any) -> None:
 def predict(model: str, *, report: Callable[[str], None], **options: Any) -> None:
     """Predict labels, segments, depth, objects or keypoints of images, depending on the task of the saved model.
 
-    Prints one line of JSON per image. Files that cannot be read are reported on stderr, and the exit code is 1.
+    The command prints one line of JSON per image. Unreadable files are reported on stderr, and the exit code is 1.
 
     Examples:
         hf-vit predict outputs/digits photo.png folder_of_images --picture labeled.png > predictions.jsonl
@@ -116,7 +116,7 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
 def search(*args: Any, report: Callable[[str], None], **options: Any) -> None:
     """Rank images by their similarity to a text, with an image-text model such as CLIP.
 
-    Prints one line of JSON per image, most similar first. The features of images are stored in the cache of datasets.
+    The command prints one line of JSON per image, most similar first. Image features are cached for later searches.
 
     Examples:
         hf-vit search openai/clip-vit-base-patch32 folder_of_images "a dog on grass" --picture found.png

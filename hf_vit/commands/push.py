@@ -49,7 +49,7 @@ def push(
         revision: Branch to upload to, created if it does not exist; by default main.
         create_pr: Open a pull request instead of committing to the branch.
         commit_message: Commit message.
-        dry_run: Check and list the files without uploading; needs no network access and no token.
+        dry_run: Check and list the files without uploading them. This requires no network access and no token.
         report: Function that receives progress messages.
     """
     check_upload(folder)

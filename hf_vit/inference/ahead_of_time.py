@@ -81,7 +81,7 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # This includes the C++ compiler, a child process.
+                os.killpg(process.pid, signal.SIGKILL)  # The process group includes the C++ compiler.
             process.communicate()
     if process.returncode or not os.path.exists(package):
         lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]

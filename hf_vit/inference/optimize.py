@@ -107,7 +107,7 @@ class CompiledProgram:
 
 
 class WeightWatch:
-    """Detects changes of weights or modules of a model since this object was created. A check takes about 0.1 ms."""
+    """Detects changes of the weights or modules of a model since this object was created; takes about 0.1 ms."""
 
     # Fused optimizers and changes via `.data` do not increase the version counters of tensors. Therefore, one value of
     # each tensor is compared in addition to its version.
@@ -210,12 +210,13 @@ def optimize_for_inference(
         image_size: Height and width in pixels to optimize for, or one number for both. The default is the size of
             `images` if given, else the image size of the model.
         dtype: "auto" tries bfloat16 and, on a CPU, float32. If a dtype or its name is given, only this dtype is tried.
-        compile: Whether to compile the model with weights packed for the processor. On a CPU, it needs a C++ compiler.
+        compile: Whether to compile the model with weights packed for the processor. On a CPU, this requires a C++
+            compiler.
         int8: Whether to try 8-bit weights and activations when compiling. Requires `images`.
         max_seconds: Time limit in seconds for each compilation on a CPU. A compilation that exceeds the limit is
             rejected. On a GPU, there is no limit.
         images: A few dozen typical images (N, C, H, W), as returned by the image processor. They are used
-            to calibrate int8 and to compare predictions. By default, outputs for noise are compared.
+            to calibrate int8 and to compare predictions. By default, the outputs for random noise are compared.
 
     Returns:
         A model of the same class for inference only, with the same call signature, configuration and outputs. Its
@@ -260,7 +261,7 @@ class Search:
         if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:
             raise ValueError(
                 f"{type(model).__name__} returns random outputs or NaN, so variants cannot be compared with it. "
-                "Optimize a model with deterministic outputs, such as that of a task."
+                "Optimize a model with deterministic outputs, such as a task model."
             )
         self.seconds, _ = race(self.best, self.best, images)
         self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", self.seconds, 1.0, 0.0, True))
@@ -299,7 +300,7 @@ class Search:
             note, is_close = self.judge_predictions(candidate)
         else:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
-            is_close = difference <= tolerance  # NaN is not close.
+            is_close = difference <= tolerance  # False if the difference is NaN
             note = "" if is_close else f"outputs differ by more than {tolerance:g}"
         seconds = ratio = None
         if is_close:

@@ -69,18 +69,18 @@ def predict_files(
         picture: File for a picture of the first 100 images; further pages are named `name-2.png` and so on.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
-        threshold: Lowest score of a segment, object or keypoint; by default that chosen in training, else 0.5.
-        nms_threshold: Overlap (IoU) above which the lower-scored of two objects of a class is removed.
-        boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
-        labels: Texts to choose from, for an image-text model, such as cat "a red car".
-        subtask: "panoptic", "instance" or "semantic"; by default that of the image processor.
+        threshold: Minimum score of a segment, object or keypoint; by default the value selected in training, else 0.5.
+        nms_threshold: IoU above which two objects of a class are duplicates; the one of lower score is removed.
+        boxes: JSON lines file of detected objects, see `read_box_file`; by default, each whole image is an object.
+        labels: Candidate texts for an image-text model, such as cat "a red car".
+        subtask: "panoptic", "instance" or "semantic"; by default the subtask of the image processor.
         optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
-        trust_remote_code: Whether to run Python code that comes with the model; hf_vit and transformers need none.
+        trust_remote_code: Whether to run Python code stored with the model. hf_vit and transformers models need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
 
     Yields:
-        For each image, a JSON-compatible dictionary with `file`, the prediction, and the files in `written`. It has
-        the `best_score` if no score is above the threshold, and `error` if a file cannot be read.
+        For each image, a JSON-compatible dictionary with `file`, the prediction, and the files in `written`. The
+        dictionary contains `best_score` if no score is above the threshold, and `error` if a file cannot be read.
 
     Raises:
         ImportError: if a package for pictures is missing.
@@ -250,7 +250,7 @@ def _answers(pipe: Pipeline, inputs: Inputs, options: Mapping[str, Any]) -> Iter
     for index in range(len(inputs)):
         try:
             image = inputs[index]
-        except Exception as error:  # Decoders raise many types of errors.
+        except Exception as error:  # Image decoders raise many types of errors.
             yield {"error": str(error)}
         else:
             yield pipe(image, **options)
@@ -348,8 +348,8 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
             boxes[Path(entry["file"])] = [{side: found["box"][side] for side in CORNERS} for found in entry["objects"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"Line {number} of {file} is not in the format {BOX_LINE} that this script prints for a model for "
-                f"object detection: {error!r}."
+                f"Line {number} of {file} is not in the format {BOX_LINE}, which hf-vit predict prints for an object "
+                f"detection model: {error!r}."
             ) from error
     missing = [str(image) for image in images if image not in boxes]
     if missing:

@@ -88,7 +88,7 @@ def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) ->
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
 
-# Segmentation
+# Functions for segmentation
 
 
 def seen(parts: Sequence[Part]) -> list[Part]:
@@ -173,7 +173,7 @@ def _mask(part: Part, picture: Image.Image) -> np.ndarray:
     return np.asarray(part["mask"].resize(picture.size, Image.Resampling.NEAREST)) > 0
 
 
-# Depth
+# Functions for depth estimation
 
 
 def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
@@ -191,7 +191,7 @@ def draw_depth_map(
     return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
 
 
-# Objects and keypoints
+# Functions for object detection and keypoint detection
 
 
 def write_objects(image: Image.Image, answer: Any, config: Config, file: Path) -> None:

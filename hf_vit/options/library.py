@@ -31,7 +31,7 @@ training_option = partial(described, group="Training", essential=True)
 essential_option = partial(described, essential=True, resume="free")
 LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     **{name: library_option(resume="free") for name in FREE},
-    # Essential options
+    # Options on the short help pages
     "num_train_epochs": training_option(
         brief="Number of passes over the training images.", range=POSITIVE, synonyms="epochs num_epochs max_epochs"
     ),
@@ -59,7 +59,7 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
         group="Output",
         synonyms="output out save_dir out_dir project_dir name",
     ),
-    # Optimizer and schedule
+    # Options of the optimizer and the learning rate schedule
     "optim": library_option(synonyms="opt optimizer", resume="fixed"),
     "lr_scheduler_type": library_option(synonyms="sched scheduler lr_scheduler"),
     "warmup_steps": library_option(range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio"),
@@ -73,7 +73,7 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     "neftune_noise_alpha": library_option(range=NOT_NEGATIVE),
     "data_seed": library_option(range=SEED),
     "torch_empty_cache_steps": library_option(range=COUNT),
-    # Intervals and resources
+    # Intervals of logging and checkpoints, and hardware
     **{name: library_option(range=POSITIVE, resume="free") for name in ("logging_steps", "eval_steps", "save_steps")},
     **{name: library_option(range=NOT_NEGATIVE, resume="free") for name in ("eval_delay", "save_total_limit")},
     **{name: library_option(range=COUNT, resume="free") for name in COUNTS},

@@ -68,7 +68,7 @@ def find_recipe(name: str) -> Path:
     if name not in files:
         meant = get_close_matches(name, files, n=3)
         choice = f"Did you mean {' or '.join(meant)}?" if meant else f"Choose one of {', '.join(files)}."
-        raise ValueError(f"Unknown recipe {name!r}. {choice} Give your own recipe as a file, such as my.yaml.")
+        raise ValueError(f"Unknown recipe {name!r}. {choice} Or give the path of a recipe file, such as my.yaml.")
     return files[name]
 
 

@@ -163,7 +163,7 @@ def test_mistakes_are_explained(vit, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"is already an hf_vit model. Choose an export layout with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
     changes = ("--config_overrides", '{"image_size": 64}', "--dtype", "bfloat16")
-    with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
+    with pytest.raises(SystemExit, match=r"Remove --config_overrides, --dtype"):
         convert(tmp_path / "ours", tmp_path / "again", "--to", "vit", *changes)
 
 

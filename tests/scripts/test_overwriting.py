@@ -76,7 +76,7 @@ def test_files_of_others_stay(model: str, options: dict[str, str], message: str,
 def test_an_earlier_run_is_replaced_on_request_alone(models: Path, photos: Path, tmp_path: Path) -> None:
     outputs = {"output_dir": tmp_path / "new", "picture": tmp_path / "all.png"}
     first = hf_vit.predict(models / "masks", photos / "1.jpg", **outputs)
-    with pytest.raises(ValueError, match=r"exists, from an earlier run\. Replace it with --overwrite"):
+    with pytest.raises(ValueError, match=r"exists from an earlier run\. Replace it with --overwrite"):
         hf_vit.predict(models / "masks", photos / "1.jpg", **outputs)
     assert hf_vit.predict(models / "masks", photos / "1.jpg", **outputs, overwrite=True) == first
     mask = Path(first[0]["written"][0])
@@ -90,7 +90,7 @@ def test_files_of_other_photos_stay(models: Path, photos: Path, tmp_path: Path) 
     (tmp_path / "other").mkdir()
     Image.new("RGB", (30, 30)).save(tmp_path / "other" / "1.png")
     before = contents(tmp_path / "new")
-    with pytest.raises(ValueError, match=r"exists, from an earlier run"):
+    with pytest.raises(ValueError, match=r"exists from an earlier run"):
         hf_vit.predict(models / "depths", tmp_path / "other", output_dir=tmp_path / "new")
     assert contents(tmp_path / "new") == before
     assert all(Path(file).name in before for file in written["written"])
@@ -109,7 +109,7 @@ def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
         hf_vit.evaluate(model, data, output_dir=model, overwrite=True, **options)
     assert contents(model, "validation_*") == before
     first = hf_vit.evaluate(model, data, output_dir=scores, **options)
-    with pytest.raises(ValueError, match=r"validation_.* exists, from an earlier run"):
+    with pytest.raises(ValueError, match=r"validation_.* exists from an earlier run"):
         hf_vit.evaluate(model, data, output_dir=scores, **options)
     assert hf_vit.evaluate(model, data, output_dir=scores, overwrite=True, **options) == first
     # The scores of each split have their own files, so nothing is overwritten.

@@ -121,7 +121,7 @@ def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path) -> N
     for model, content, message in (
         ("pose", None, "No such file"),
         ("pose", "{}", 'Line 1 of .*boxes.* is not in the format {"file": ..., "objects"'),
-        ("pose", "\n", "Line 1 of .* is not in .* that this script prints for a model for object detection"),
+        ("pose", "\n", "Line 1 of .* is not in .*, which hf-vit predict prints for an object detection model"),
         ("pose", '{"file": "other.png", "objects": []}', "has no line for .*wide.png \\(2 of 2 images"),
         ("objects", "{}", of_objects),
     ):
