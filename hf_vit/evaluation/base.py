@@ -95,7 +95,7 @@ def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: floa
     return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
 
 
-# Names of all scores for which lower values are better. Used to select the best checkpoint.
+# Names of all scores for which lower values are better. They determine the best checkpoint of a training run.
 LOWER_IS_BETTER = {"loss", "mae", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
@@ -145,7 +145,7 @@ class StreamedMetric(ABC):
 def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
     """Convert a tensor of any device and dtype, or an array-like, to a numpy array."""
     if isinstance(values, torch.Tensor):
-        # numpy does not support bfloat16
+        # Conversion to float64 is required because numpy does not support bfloat16.
         values = (values.double() if values.is_floating_point() else values).numpy(force=True)
     return np.asarray(values, dtype=dtype)
 

@@ -148,7 +148,10 @@ def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_la
         ValueError: if `train_labels` or `labels` is empty.
     """
     if not len(train_labels) or not len(labels):
-        raise ValueError(f"Training and evaluation need labels, but got {len(train_labels)} and {len(labels)} labels.")
+        raise ValueError(
+            f"Training and evaluation images need labels, but there are {len(train_labels)} training labels and "
+            f"{len(labels)} evaluation labels."
+        )
     counts = np.bincount(np.asarray(train_labels), minlength=num_labels)
     logits = np.log(np.maximum(counts, 1e-12) / counts.sum())
     return image_classification_metrics(EvalPrediction(np.tile(logits, (len(labels), 1)), np.asarray(labels)))

@@ -94,7 +94,7 @@ class KeypointMetric(CocoMetric):
         ):
             if array.shape != expected:
                 raise ValueError(
-                    f"The {name} have the shape {array.shape} instead of {expected}, for {num} keypoint names."
+                    f"The {name} have the shape {array.shape}. For {num} keypoint names, the shape must be {expected}."
                 )
         true_object = {
             "category_id": CATEGORY,

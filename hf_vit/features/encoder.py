@@ -42,7 +42,7 @@ class ImageEncoder:
 
     def __init__(self, model: HfViTModel, processor: BaseImageProcessor, features: Sequence[str]) -> None:
         if wanted := [name for name in features if name.endswith("cls") and not model.config.use_cls_token]:
-            raise ValueError(f"The model has no CLS token, required for {' and '.join(wanted)}. Give --features mean.")
+            raise ValueError(f"The model has no CLS token, required for {' and '.join(wanted)}. Use --features mean.")
         self.model, self.processor, self.features = model.eval(), processor, tuple(features)
         self.untrained = _untrained(model) if any(name.startswith(UNTRAINED) for name in features) else None
 
@@ -62,7 +62,7 @@ class ImageEncoder:
 
         Returns:
             A dict with a tensor (B, D) for each feature. The feature "patches" is a list with a tensor (N_i, D) per
-            image, in row-major order. It comes with "grid" (B, 2) int32, the numbers of patch rows and columns.
+            image, in row-major order. A further entry "grid" (B, 2) int32 has the numbers of patch rows and columns.
         """
         inputs = self.processor(images=list(images), input_data_format="channels_first", return_tensors="pt")
         inputs = inputs.to(self.model.device)

@@ -109,7 +109,7 @@ def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable
         train: Features of the training images.
         test: Features of the test images.
         folder: Folder for evaluation.json.
-        echo: Prints lines of text for the user.
+        echo: Function that prints a line of text for the user.
     """
     found = evaluate_features(train, test)
     folder.mkdir(parents=True, exist_ok=True)

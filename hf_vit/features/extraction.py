@@ -117,7 +117,7 @@ def round_vectors(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
         return rounded.numpy(force=True)
     raise ValueError(
         f"The feature {name!r} has values up to {float(vectors.abs().max()):g}, but the largest value of {dtype} is "
-        f"{torch.finfo(rounded.dtype).max:g}. Give --dtype float32 and another --output_dir."
+        f"{torch.finfo(rounded.dtype).max:g}. Use --dtype float32 and another --output_dir."
     )
 
 
@@ -131,7 +131,7 @@ class ReadImage(NamedTuple):
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Decoded images of a split of `load_unlabeled_images`, with the number of channels that the processor expects."""
+    """Dataset of the decoded images of a split, with the number of channels that the image processor expects."""
 
     def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
         self.rows = rows.cast_column("image", Image(decode=False))
@@ -251,7 +251,7 @@ def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
     """Runs a feature extraction. Errors end the program with a one-line message.
 
     Args:
-        values: Dict from the names of options of `ExtractionArguments` to their values, and optionally a `recipe`.
+        values: Values of the options of `ExtractionArguments` by name, and optionally a `recipe`.
         echo: Function that prints a line of text for the user; called on the first process only.
     """
     try:

@@ -17,12 +17,12 @@ from ..training.checkpoints import write_atomically
 
 
 SETTINGS_NAME = "features.json"
-PLACES = ("model", "dataset")  # Settings that are paths: they may change without any change of the features
+PLACES = ("model", "dataset")  # Settings that are paths. Features do not depend on them.
 
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Settings that determine extracted features. They are saved in the same folder, so that features are not mixed.
+    """Settings that determine features. They are saved with the features, so that features are not mixed.
 
     Args:
         model: Name or path of the model.
@@ -80,8 +80,8 @@ class FeatureSettings:
         for name in ("weights", "image_processor"):
             if vars(self)[name] != vars(other)[name]:
                 raise ValueError(
-                    f"Training and test features come from two models, {self.model} and {other.model}: {name} differ. "
-                    "Extract both with the same model."
+                    f"Training and test features come from two models, {self.model} and {other.model}, with "
+                    f"different {name}. Extract both with the same model."
                 )
 
 
@@ -161,7 +161,7 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     if name is None:
         raise ValueError(
             f"{folder} contains the splits {joined(list(settings.images))}, but not {' or '.join(names)}. Give the "
-            "feature folder of the training images, followed by that of the test images."
+            "feature folder of the training images, followed by the feature folder of the test images."
         )
     shards = plan_shards({name: settings.images[name]}, settings.rows_per_shard)
     files = tuple(folder / shard.name for shard in shards)

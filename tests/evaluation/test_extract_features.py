@@ -224,7 +224,7 @@ def test_a_folder_holds_features_of_one_kind_and_of_unchanged_images(workplace: 
 def test_what_cannot_be_extracted_is_said(workplace: Path, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bare", use_cls_token=False, pooling="mean")
     for options, message in (
-        ({"features": ["cls"]}, "no CLS token, required for cls. Give --features mean"),
+        ({"features": ["cls"]}, "no CLS token, required for cls. Use --features mean"),
         ({"features": ["pooled"]}, r"features=\['pooled'\] must be one or more of cls, mean"),
         ({"dtype": "int8"}, "dtype='int8' must be float32 or float16"),
         ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
