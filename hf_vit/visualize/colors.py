@@ -19,12 +19,12 @@ IGNORED = (128, 128, 128)  # Color of pixels without a class.
 FIRST = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (240, 228, 66), (204, 121, 167))
 LIGHTNESS_WEIGHT = 0.5  # Weight of lightness in color differences; low, because image shading hides lightness.
 DARKEST, LIGHTEST = 0.5, 0.92  # Limits of the lightness of colors: colors beyond them look like shadow or light.
-# Matrices that simulate protanopia and deuteranopia in linear RGB (Machado et al. 2009).
+# Matrices in linear RGB that simulate the color vision deficiencies protanopia and deuteranopia (Machado et al. 2009).
 DEFICIENCIES = (
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
 )
-# Matrices of the conversion to Oklab (Ottosson 2020), in which distances are perceived color differences.
+# Matrices of the conversion to Oklab (Ottosson 2020), a color space in which distances are perceived differences.
 RGB_TO_LMS = (
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),

@@ -50,7 +50,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", file: PictureFile) -> None:
-    """Write a figure of limited size to a file; the suffix determines the format, and file objects get PNG."""
+    """Write a figure to a file and limit its size. The suffix determines the format; file objects receive PNG data."""
     figure.set_dpi(min(RESOLUTION, MAX_SIDE / max(figure.get_size_inches())))
     if isinstance(file, str | os.PathLike):
         figure.savefig(file)
@@ -105,7 +105,7 @@ def picture_rows(
     `widths` are column widths relative to a picture. `legend_lines` reserves lines of text at the bottom.
     """
     if not pictures:
-        raise ValueError("There is no image to draw.")
+        raise ValueError("There is no image to draw. Give at least one image.")
     heights = [row_height(picture) for picture in pictures]
     width, height = COLUMN_WIDTH * sum(widths), sum(heights) + 0.3 + LEGEND_LINE * legend_lines
     figure = new_figure(width, height)

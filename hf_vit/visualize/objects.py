@@ -38,10 +38,10 @@ MARGIN = 0.15  # Margin around an object, relative to its longer side.
 def draw_boxes(
     image: Picture, boxes: Array, class_labels: Array, names: Sequence[str], scores: Array | None = None
 ) -> Image.Image:
-    """Draw boxes in the colors of their classes over an image, those of highest score on top.
+    """Draw boxes in the colors of their classes over an image. Boxes of higher score are on top.
 
-    Each box is labeled with its class and score, unless the label would cover a label of higher score, or its box is
-    small.
+    Each box is labeled with its class and score, unless the box is small, or the label would cover a label of higher
+    score.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
@@ -181,7 +181,7 @@ def draw_poses(
 ) -> None:
     """Draw a row for each of the first `MAX_ROWS` objects: its image region, and its target and predicted keypoints.
 
-    Predicted keypoints without a label in the target are not drawn, as they are ignored in the scores.
+    Predicted keypoints that are unlabeled in the target are not drawn, because scores ignore them.
 
     Args:
         images: N images of any sizes, one per object, see `draw_keypoints`.

@@ -28,7 +28,10 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
     """
     matrix = np.asarray(matrix)
     if matrix.shape != (len(names), len(names)):
-        raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
+        raise ValueError(
+            f"The confusion matrix has the shape {matrix.shape}, but there are {len(names)} class names. Give a "
+            "matrix with one row and one column per class."
+        )
     side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # Side of the figure in inches
     figure = new_figure(side, side)
     axes = figure.subplots()
@@ -59,7 +62,7 @@ def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str
         ValueError: if there is no class.
     """
     if not scores:
-        raise ValueError("There is no class to draw.")
+        raise ValueError("There is no class to draw. Give the score of at least one class.")
     ranked = sorted(scores.items(), key=lambda item: (math.isnan(item[1]), -item[1]))
     known = [value for _, value in ranked if not math.isnan(value)]
     figure = new_figure(6, 0.8 + 0.22 * len(ranked))

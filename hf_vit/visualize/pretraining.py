@@ -37,7 +37,7 @@ def draw_captions(
         captions: Captions of each image.
         found: Captions that a model retrieves or generates for each image, best first.
         file: Output file; the suffix determines the format.
-        are_retrieved: Whether the found captions are retrieved, instead of generated.
+        are_retrieved: Whether the captions in `found` were retrieved, instead of generated.
 
     Raises:
         ValueError: if there is no image.
