@@ -35,8 +35,8 @@ def check_output_outside_data(sources: Iterable[str], output_dir: str) -> None:
         place = Path(source).expanduser().resolve()
         if place.exists() and (output.is_relative_to(place) or place.is_relative_to(output)):
             raise ValueError(
-                f"output_dir={output_dir!r} must not contain the data {source!r} or be inside that folder: images "
-                "written to it could be loaded as data later. Choose another output folder."
+                f"output_dir={output_dir!r} must neither contain the data {source!r} nor be inside their folder, "
+                "because images in the output folder could be loaded as data later. Choose another output folder."
             )
 
 
@@ -99,7 +99,8 @@ def drop_unreadable(
             readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
         raise ValueError(
-            f"{found}\nWithout these images, the following splits are empty: {joined(emptied)}. Repair some of them."
+            f"{found}\nWithout these images, the following splits are empty: {joined(emptied)}. Repair some of the "
+            "images."
         )
     if "train" in splits and "label" in splits["train"].column_names:
         names = splits["train"].features["label"].names
@@ -107,7 +108,7 @@ def drop_unreadable(
             words = ", ".join(names[label] for label in lost)
             raise ValueError(
                 f"{found}\nWithout these images, the following classes have no training image: {words}. Repair some "
-                "of them."
+                "of the images."
             )
     logger.warning("Ignored: %s", found)
     return readable

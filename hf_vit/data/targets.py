@@ -63,7 +63,9 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     if mode in INDEX_MODES:
         table, values = index_table(classes), pixels.astype(np.uint8) if mode == "1" else pixels
         if mode == "I" and not 0 <= values.min() <= values.max() < len(table):
-            raise ValueError(f"{name} has values from {values.min()} to {values.max()}. Class numbers must be 0..254.")
+            raise ValueError(
+                f"{name} has values from {values.min()} to {values.max()}. Class numbers must be 0 to 254."
+            )
     elif mode in ("RGB", "RGBA"):
         if not classes.colors:
             raise ValueError(
@@ -242,11 +244,13 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
     areas = dict(zip(found.tolist(), counts.tolist(), strict=True))
     if unlisted := sorted(areas.keys() - {0} - {segment["id"] for segment in segments}):
         raise ValueError(
-            f"{name} has the segments {joined(unlisted)}, which are missing in its segments_info. Add them to it."
+            f"{name} has the segments {joined(unlisted)}, which are missing in its segments_info. Add them to "
+            "segments_info."
         )
     if missing := [segment["id"] for segment in segments if segment["id"] not in areas]:
         raise ValueError(
-            f"{name} has no pixel of the segments {joined(missing)} of its segments_info. Remove them from it."
+            f"{name} has no pixel of the segments {joined(missing)} in its segments_info. Remove them from "
+            "segments_info."
         )
     masks, labels = [ids == segment["id"] for segment in segments], [segment["label"] for segment in segments]
     return {**_stacked(masks, labels, ids.shape), **_crowds(segments)}
@@ -269,7 +273,7 @@ def _draw(segmentation: Any, size: tuple[int, int], name: str) -> np.ndarray:
     if isinstance(segmentation, dict) and tuple(segmentation["size"]) != size:
         raise ValueError(
             f"{name} has a mask of {' x '.join(map(str, segmentation['size']))} pixels, but the image size in its "
-            f"JSON file is {size[0]} x {size[1]}. Correct one of them."
+            f"JSON file is {size[0]} x {size[1]}. Correct the mask or the image size."
         )
     try:
         if isinstance(segmentation, list):
@@ -338,7 +342,9 @@ def caption_target(row: Row) -> dict[str, list[str]]:
     if not captions:
         raise ValueError(f"{row['file']} has no caption. Add one, or remove the image.")
     if empty := [number for number, caption in enumerate(captions, start=1) if not caption.strip()]:
-        raise ValueError(f"{row['file']} has {len(captions)} captions, but caption {empty[0]} is empty. Fill it in.")
+        raise ValueError(
+            f"{row['file']} has {len(captions)} captions, but caption {empty[0]} is empty. Fill it in or remove it."
+        )
     return {"captions": captions}
 
 

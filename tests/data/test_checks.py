@@ -160,8 +160,8 @@ def test_results_and_data_lie_apart(tmp_path, monkeypatch):
         check_output_outside_data(["data"], f"{root}data-out")
         check_output_outside_data(["user/name-on-the-hub"], f"{root}user")
         for source, output in (("data", "data/out"), ("data", "data"), ("out/data", "out"), ("out/table.csv", "out")):
-            message = f"must not contain the data '{source}'.*Choose another output"
+            message = f"must neither contain the data '{source}'.*Choose another output"
             expect_error(message, check_output_outside_data, ["elsewhere", source], root + output)
         for output in ("data/out", "data"):
             options = {"model_name_or_path": "model", "dataset_name": "elsewhere,data", "output_dir": root + output}
-            expect_error("must not contain the data", ExtractionArguments, **options)
+            expect_error("must neither contain the data", ExtractionArguments, **options)

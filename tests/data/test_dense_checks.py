@@ -68,7 +68,9 @@ def test_wrong_run_lengths_are_named(tmp_path: Path) -> None:
         assert found.startswith("annotation 0 of ")
         return found
 
-    sizes = "has a mask of 3 x 4 pixels, but the image size in its JSON file is 6 x 8. Correct one of them."
+    sizes = (
+        "has a mask of 3 x 4 pixels, but the image size in its JSON file is 6 x 8. Correct the mask or the image size."
+    )
     assert reason(size=[3, 4], counts=[6, 6]).endswith(f"12.jpg {sizes}")
     for counts in ([6, 12, 3], [6, 12, 31], [6, -12, 54], "6<", "abc"):
         assert "12.jpg has a damaged mask: " in reason(size=list(samples.SHAPE), counts=counts)

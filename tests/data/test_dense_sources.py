@@ -152,7 +152,9 @@ def test_columns_of_other_names_are_named_and_options_must_apply(tmp_path):
     expect_error("has 1 columns of encoded images, but needs one of images and one of m", load_masks, tmp_path)
     samples.write_mask_folders(tmp_path / "folders")
     for option in ("dataset_revision", "dataset_config_name"):
-        expect_error(f"{option}='v1' is for datasets on the Hub", load_masks, tmp_path / "folders", **{option: "v1"})
+        expect_error(
+            f"{option}='v1' applies to datasets on the Hub", load_masks, tmp_path / "folders", **{option: "v1"}
+        )
     expect_error(r"classes\.txt is a file of an unknown format", load_masks, tmp_path / "folders" / "classes.txt")
     expect_error("There is no file or folder", load_masks, tmp_path / "folders" / "elsewhere", error=FileNotFoundError)
 
@@ -259,8 +261,8 @@ def test_bad_annotations_are_named(tmp_path):
         ({"segmentation": [[1, 1, 5, 1e12, 5, 5]]}, "has a polygon far outside the image of 6 x 8"),
         ({"segmentation": [[9, 1, 9, 3, 12, 3]]}, "0 lies completely outside the image of 6 x 8"),
         ({"category_id": None}, r"1 annotations in .*json are incomplete:\n  id 0 has no categor"),
-        ({"category_id": 8}, "has annotations of categories that it does not define: 8"),
-        ({"image_id": 99}, "has annotations of images that it does not define: 99"),
+        ({"category_id": 8}, "has annotations of categories that the file does not define: 8"),
+        ({"image_id": 99}, "has annotations of images that the file does not define: 99"),
     ):
         # A value of None removes the key.
         written = SQUARE | annotation

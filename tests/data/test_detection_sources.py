@@ -326,8 +326,8 @@ def test_bad_annotations_of_coco_are_named(tmp_path: Path) -> None:
         ({"bbox": [0, math.nan, 5, 5]}, "1 boxes are not finite:\n  annotation 3"),
         ({"bbox": [0, 1, 5]}, r"1 of 3 annotations have no bbox of 4 numbers:\n  annotation 3 of .*: \[0, 1, 5\]"),
         ({"bbox": None}, "annotations have no bbox of 4 numbers:\n  annotation 3 .*: None"),
-        ({"category_id": 8}, "has annotations of categories that it does not define: 8"),
-        ({"image_id": 7}, "has annotations of images that it does not define: 7"),
+        ({"category_id": 8}, "has annotations of categories that the file does not define: 8"),
+        ({"image_id": 7}, "has annotations of images that the file does not define: 7"),
         ({"id": 1}, "1 ids of annotations in .* occur more than once:\n  id 1: 2 times"),
     ):
         expect_error(f"(?s){message}", load, with_annotation(tmp_path, **changes))
@@ -400,8 +400,8 @@ def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     scenes.write_coco_boxes(tmp_path)
     for options, message in (
         ({"class_names": scenes.NAMES}, "already contains class names. Remove class_names='cat', 'dog'"),
-        ({"bbox_format": "voc"}, "bbox_format='voc' is for boxes in dataset columns"),
-        ({"dataset_revision": "v1"}, "dataset_revision='v1' is for datasets on the Hub"),
+        ({"bbox_format": "voc"}, "bbox_format='voc' applies to dataset columns"),
+        ({"dataset_revision": "v1"}, "dataset_revision='v1' applies to datasets on the Hub"),
     ):
         expect_error(message, load, tmp_path, **options)
     expect_error(r"contains no boxes of a known format: COCO", load, tmp_path / "train" / "images")

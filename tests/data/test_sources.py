@@ -154,7 +154,7 @@ def test_columns_of_other_names_or_contents_are_named_and_chosen(tmp_path):
     file = tmp_path / "train.parquet"
     dataset_of(["a", "b"], None, "picture", "kind").to_parquet(file)
     expect_error(r"'train' has no column of a usual name \(label, .*\), only 'picture', 'kind'", load, file)
-    message = r"no column 'species', only 'picture', 'kind'. Set label_column_name to one of these\."
+    message = r"no column 'species', only 'picture', 'kind'. Set label_column_name to one of them\."
     expect_error(message, load, file, label_column_name="species")
     message = r"no encoded images in the column 'kind', which is of type Value\('string'\)"
     expect_error(message, load, file, image_column_name="kind", label_column_name="kind")
@@ -216,7 +216,7 @@ def test_metadata_with_a_split_column_and_two_tables_for_a_split(tmp_path):
     expect_error(r"metadata.csv, row 4, has the split 'fold 3'. Use one of train", load, tmp_path)
     for name in ("val", "validation"):
         write_csv(tmp_path / "two" / f"{name}.csv", ["image", "label"])
-    message = r"'val' and 'validation' both stand for the split 'validation'. Keep one"
+    message = r"'val' and 'validation' are both names of the split 'validation'. Keep one"
     expect_error(message, load, tmp_path / "two")
 
 
@@ -404,8 +404,8 @@ def test_paths_that_do_not_exist_and_options_that_do_not_apply_are_refused(tmp_p
     expect_error(r"has no 'birds'. It contains 'clothing'", load, tmp_path / "birds", error=FileNotFoundError)
     folder = tmp_path / "pets"
     write_pictures(folder, "a/0.png", "b/1.png")
-    expect_error(r"dataset_revision='v1' is for datasets on the Hub", load, folder, dataset_revision="v1")
-    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' is for datasets on the Hub"):
+    expect_error(r"dataset_revision='v1' applies to datasets on the Hub", load, folder, dataset_revision="v1")
+    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' applies to datasets on the Hub"):
         load(folder, dataset_config_name="plain_text")
     expect_error(r"no column 'photo', only 'image', 'label'", load, folder, image_column_name="photo")
     (folder / "data.zip").touch()

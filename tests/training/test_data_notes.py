@@ -266,7 +266,7 @@ def test_results_among_the_data_are_refused_before_anything_is_written(data: str
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     before = sorted(tmp_path.rglob("*"))
     for root in (tmp_path, tmp_path / "link"):
-        with pytest.raises(SystemExit, match=r"must not contain the data.*Choose another output"):
+        with pytest.raises(SystemExit, match=r"must neither contain the data.*Choose another output"):
             run_task(SEMANTIC, root / data, tmp_path / output)
     assert sorted(tmp_path.rglob("*")) == before
 

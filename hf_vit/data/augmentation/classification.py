@@ -163,8 +163,8 @@ def _check_options(
 ) -> None:
     if not 0 <= crop_padding < min(size):
         raise ValueError(
-            f"crop_padding={crop_padding} must lie between 0, which disables it, and {min(size) - 1}: reflection "
-            f"padding must be smaller than the image of {size} pixels."
+            f"crop_padding={crop_padding} must lie between 0 and {min(size) - 1}; 0 disables it. Reflection padding "
+            f"must be smaller than the image of {size} pixels."
         )
     if not 0 <= color_jitter <= 1:
         raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 disables it.")

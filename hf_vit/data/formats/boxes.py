@@ -71,7 +71,7 @@ def find_yolo(path: Path) -> YoloFiles | None:
     files = list(filter(_read_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
     if len(files) > 1:
         raise ValueError(
-            f"{path} has several YAML files of YOLO datasets: {joined(list(map(str, files)))}. Give one of them."
+            f"{path} has several YAML files of YOLO datasets: {joined(list(map(str, files)))}. Give the path of one."
         )
     return _from_yaml(files[0]) if files else _from_folders(path)
 
@@ -81,7 +81,7 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} is not valid YAML: {error}. Correct it.") from error
+        raise ValueError(f"{file} is not valid YAML: {error}. Correct the file.") from error
     names_data = (
         isinstance(content, dict) and "names" in content and any(split_from_alias(str(key)) for key in content)
     )
@@ -168,8 +168,8 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     texts = [_text_of(path) for path in paths]
     if not any(text.is_file() for text in texts):
         raise ValueError(
-            f"None of the {len(texts)} images of {split!r} in {source} has a text file of objects. Add them, for "
-            f"example {texts[0]}."
+            f"None of the {len(texts)} images of {split!r} in {source} has a text file of objects. Add text files, "
+            f"for example {texts[0]}."
         )
     objects, names, faults = list[tuple[float, ...]](), list[str](), list[str]()
     for number, text in enumerate(texts):

@@ -162,7 +162,9 @@ def _read_id2label(file: Path, text: str) -> list[str]:
     try:
         names = {int(number): str(name) for number, name in dict(parse_json(text)).items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is not a JSON object of class numbers and names: {error}. Correct it.") from error
+        raise ValueError(
+            f"{file} is not a JSON object of class numbers and names: {error}. Correct the file."
+        ) from error
     names.pop(IGNORED_LABEL, None)
     return _by_number(names, file)
 
@@ -205,7 +207,7 @@ class ClassNumbers:
         if len(self.names) < 2:
             raise ValueError(f"The classes are {joined(self.names)}, but there must be at least 2. Add classes.")
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"The class names {joined(self.names)} are not unique. Rename duplicate ones.")
+            raise ValueError(f"The class names {joined(self.names)} are not unique. Rename duplicate names.")
 
     def number(self, label: object, file: str) -> int:
         """Return the class number of a label; `file` names the image in error messages."""
@@ -215,7 +217,7 @@ class ClassNumbers:
         if number is None:
             raise ValueError(
                 f"{file} has the label {label!r}, which is not one of the {len(self.names)} classes "
-                f"{joined(self.names)}. Correct it, or give the names of all classes as class_names."
+                f"{joined(self.names)}. Correct the label, or give the names of all classes as class_names."
             )
         return number
 

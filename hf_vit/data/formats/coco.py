@@ -99,8 +99,8 @@ class CocoFile:
         name, known = ("images", self.images) if key == "image_id" else ("categories", self.categories)
         if unknown := sorted({entry[key] for entry in entries} - {entry["id"] for entry in known}):
             raise ValueError(
-                f"{self.path} has annotations of {name} that it does not define: {joined(unknown)}. Add definitions, "
-                "or remove the annotations."
+                f"{self.path} has annotations of {name} that the file does not define: {joined(unknown)}. Add "
+                "definitions, or remove the annotations."
             )
 
     def describe(self, place: int) -> str:
@@ -120,7 +120,8 @@ class CocoFile:
         folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
         if folder is None:
             raise ValueError(
-                f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}\nMove it to one of them."
+                f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}\nMove the file to one of "
+                "them."
             )
         # Absolute paths stay valid if the working directory changes.
         paths = [str(folder.absolute() / name) for name in names]
@@ -153,7 +154,7 @@ def _read_coco(split: str, file: Path) -> CocoFile:
     try:
         content = parse_json(read_text(file))
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}. Correct it.") from error
+        raise ValueError(f"{file} is not valid JSON: {error}. Correct the file.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} does not contain a JSON object, so it is not a COCO annotation file.")
     missing = [key for key in NEEDED if not isinstance(content.get(key), list)]
@@ -193,7 +194,9 @@ def _check_same(contents: Sequence[CocoFile], value_of: Callable[[CocoFile], Any
     first = contents[0]
     for other in contents:
         if value_of(other) != value_of(first):
-            raise ValueError(f"{first.path} and {other.path} differ in {what}. Make them equal.")
+            raise ValueError(
+                f"{first.path} and {other.path} differ in {what}, which must be equal. Correct one of the files."
+            )
 
 
 def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:

@@ -79,7 +79,8 @@ class SourceOptions:
         for name in ("dataset_revision", "dataset_config_name"):
             if (value := vars(self)[name]) is not None:
                 raise ValueError(
-                    f"{name}={value!r} is for datasets on the Hub, but {self.path} is on this machine. Remove it."
+                    f"{name}={value!r} applies to datasets on the Hub only, but {self.path} is a local path. Remove "
+                    "this option."
                 )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
@@ -95,7 +96,7 @@ class SourceOptions:
         option, joined = f"{kind}_column_name", ", ".join(map(repr, columns))
         if given is not None:
             if given not in columns:
-                raise ValueError(f"{where} has no column {given!r}, only {joined}. Set {option} to one of these.")
+                raise ValueError(f"{where} has no column {given!r}, only {joined}. Set {option} to one of them.")
             return given
         names = USUAL_NAMES[kind]
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
@@ -283,7 +284,7 @@ def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
     header = list(filter(None, reader.fieldnames or ()))
     if several := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{file} has several columns named {joined(several)}. Rename or remove the others.")
+        raise ValueError(f"{file} has several columns named {joined(several)}. Rename or remove duplicate columns.")
     rows = list(reader)
     # The CSV reader stores surplus cells under the key None and fills missing cells with None.
     if ragged := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
@@ -300,4 +301,4 @@ def _parse_jsonl(text: str, file: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield dict(parse_json(line))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{file}, line {number} is not a JSON object: {error}. Correct it.") from error
+                raise ValueError(f"{file}, line {number} is not a JSON object: {error}. Correct the line.") from error

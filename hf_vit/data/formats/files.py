@@ -152,7 +152,7 @@ def by_unique_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
     for name, thing in named:
         split = SPLIT_NAMES[name.strip().lower()]
         if split in names:
-            raise ValueError(f"{names[split]!r} and {name!r} both stand for the split {split!r}. Keep one of them.")
+            raise ValueError(f"{names[split]!r} and {name!r} are both names of the split {split!r}. Keep one of them.")
         names[split], things[split] = name, thing
     return {split: things[split] for split in SPLITS if split in things}
 

@@ -52,7 +52,7 @@ class KeypointNames:
             start, end = wrong[0]
             raise ValueError(
                 f"The skeleton connects the keypoints {start + 1} and {end + 1}, but keypoint numbers are 1 to "
-                f"{len(self.names)}. Correct it."
+                f"{len(self.names)}. Correct the skeleton."
             )
 
 
@@ -79,7 +79,8 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
     numbered = [pair for pair in pairs if names[pair[0]][-1].isdecimal()]
     if len(names) == NUM_FACE_POINTS and numbered == list(pairs):
         logger.warning(
-            "The 68 keypoints are assumed to be iBUG face landmarks when flipping images. If not, set flip_pairs."
+            "The 68 keypoints are assumed to be iBUG face landmarks when flipping images. If this is wrong, set "
+            "flip_pairs."
         )
         runs = [tuple(run) for run in FACE_RUNS]
         opposite = {(*sorted(pair),) for run in runs for pair in zip(run, reversed(run), strict=True)}
@@ -93,10 +94,13 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
         )
     if numbered:
         examples = joined([f"{names[start]},{names[end]}" for start, end in numbered])
-        logger.warning("A horizontal flip swaps keypoints of equal numbers: %s. If not, set flip_pairs.", examples)
+        logger.warning(
+            "A horizontal flip swaps keypoints of equal numbers: %s. If this is wrong, set flip_pairs.", examples
+        )
     if not pairs:
         logger.warning(
-            "No keypoint names contain left and right, so a horizontal flip swaps none. If it does, set flip_pairs."
+            "No keypoint name contains left or right, so horizontal flips swap no keypoints. If this is wrong, set "
+            "flip_pairs."
         )
     return pairs
 

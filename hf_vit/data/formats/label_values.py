@@ -197,7 +197,7 @@ def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: S
         if unknown := sorted(own - {*names}):
             raise ValueError(
                 f"The split {split!r} has the labels {joined(unknown)}, but the classes are {joined(names)}. Use the "
-                f"same spelling, or add examples of them to {first!r}."
+                f"same spelling, or add examples of these labels to {first!r}."
             )
     flags = np.zeros((len(cells), len(names)))
     flags[cells.index.get_indexer(items.index), pd.Index(names, dtype=object).get_indexer(items)] = 1

@@ -211,9 +211,12 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The classes of the splits {joined(list(values))} differ in type or name. Make them equal.")
+        raise ValueError(
+            f"The classes of the splits {joined(list(values))} differ in type or name. Use equal classes in all "
+            "splits."
+        )
     if missing := [split for split, found in values.items() if None in found]:
-        raise ValueError(f"Some objects of {joined(missing)} have no class. Add their class, or remove them.")
+        raise ValueError(f"Some objects of {joined(missing)} have no class. Add the classes, or remove these objects.")
     if kind in (Value("string"), Value("large_string")):
         return number_class_names(values, class_names)
     if isinstance(kind, ClassLabel):
@@ -269,6 +272,6 @@ def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[
     counts = {table.keypoints.shape[1] for table in tables}
     if len(counts) > 1:
         raise ValueError(
-            f"The splits have different numbers of keypoints per object: {joined(sorted(counts))}. Make them equal."
+            f"The splits have different numbers of keypoints per object: {joined(sorted(counts))}. Use equal numbers."
         )
     return tables, KeypointNames(tuple(str(number) for number in range(counts.pop())))

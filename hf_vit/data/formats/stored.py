@@ -301,7 +301,7 @@ def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
                 yield parse_json(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
             except ValueError as error:
                 raise ValueError(
-                    f"{file}: {member.name} has {text!r}, which is not a label: {error}. Correct it."
+                    f"{file}: {member.name} has {text!r}, which is not a label: {error}. Correct the file."
                 ) from error
 
 

@@ -48,7 +48,7 @@ def load_semantic_segmentation(
         class_names: Names of the classes. By default, they are read from classes.txt (one name per line, starting with
             class 0), id2label.json, or a palette in `source`. Colors require a palette: palette.txt, label_colors.txt
             (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
-        classes_file: Path of one of these files in another folder.
+        classes_file: Path of a file of class names or colors outside of `source`.
         reduce_labels: Whether class numbers in masks start at 1, with 0 for unlabeled pixels.
         binary_masks: Whether masks contain 0 for the first of two classes and 255 for the second.
         annotation_orientation: Whether masks refer to the "stored" or to the "displayed" image, if it has an EXIF

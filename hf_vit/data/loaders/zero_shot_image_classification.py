@@ -70,7 +70,9 @@ def _as_list(value: Any, where: str) -> list[str]:
     """Return the captions of a row as a list; a missing caption becomes an empty string."""
     captions = value if isinstance(value, list) else [value]
     if not all(caption is None or isinstance(caption, str) for caption in captions):
-        raise ValueError(f"{where} has the caption {value!r}, which is not a text or a list of texts. Correct it.")
+        raise ValueError(
+            f"{where} has the caption {value!r}, which is not a text or a list of texts. Correct the caption."
+        )
     return [caption or "" for caption in captions]
 
 
@@ -100,7 +102,7 @@ def _merge_rows(split: Dataset, name: str) -> Dataset:
     for number, (key, value) in enumerate(zip(_keys(split), split["caption"], strict=True)):
         captions.append([])
         captions[first.setdefault(key, number)] += _as_list(value, f"Row {number} of {name}")
-    # The column is added before rows are selected because adding it to a selection would copy all images.
+    # The column of captions is added before rows are selected: adding it to a selection would copy all images.
     merged = split.remove_columns("caption").add_column("captions", captions, feature=CAPTIONS)
     return merged if len(first) == len(merged) else merged.select(list(first.values()))
 
