@@ -79,7 +79,7 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
         height, width = to_pair(vars(config)[name])
         if height != width:
             raise ValueError(
-                f"The DINOv2 classes of transformers do not support {name}={vars(config)[name]}, which is not square. "
+                f"The DINOv2 classes in transformers do not support {name}={vars(config)[name]}, which is not square. "
                 f"Export to another layout, or load the model with {name}={width} first, which resamples its weights."
             )
     # The factor 1.5 compensates for Dinov2Config, which reduces the width of a SwiGLU MLP to two thirds.
@@ -150,7 +150,7 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
 
     Args:
         image_processor: Image processor of hf_vit.
-        layout: "timm" for the `pretrained_cfg` of timm. Other layouts use preprocessor_config.json of transformers.
+        layout: "timm" for the `pretrained_cfg` of timm. For other layouts, it is preprocessor_config.json.
 
     Raises:
         ValueError: If the other library does not support an option.

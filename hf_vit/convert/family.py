@@ -153,9 +153,7 @@ def given_fields(config: Config, names: Iterable[str], **defaults: Any) -> dict[
 def check_backbone(backbone_config: Config, family: str, model_type: str) -> None:
     """Raise `ValueError` if the `model_type` of a backbone configuration is not the supported one."""
     if (found := backbone_config.get("model_type", model_type)) != model_type:
-        raise ValueError(
-            f"The backbone_config has model_type={found!r}, but {family} is supported with {model_type!r} only."
-        )
+        raise ValueError(f"The backbone_config has model_type={found!r}, but {family} supports {model_type!r} only.")
 
 
 def label_fields(config: Config) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Reshaped:
     """Rule: reshape a source tensor."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None  # order of the dimensions in the source; None if it is equal
+    order: tuple[int, ...] | None = None  # order of the dimensions in the source; None if hf_vit uses this order
     back: tuple[int, ...] | None = None  # shape of the source tensor, restored on export
 
 

@@ -63,7 +63,7 @@ def open_reference(source: Source, config: HfViTConfig) -> Run:
     if "model_type" in source.config and not Path(source.name).is_file():
         name = (source.config.get("architectures") or ["AutoModel"])[0]
         if name not in dir(transformers):
-            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is not a class of transformers.")
+            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is not a class in transformers.")
         options = {"dtype": torch.float32, "trust_remote_code": False, **source.hub}
         model = getattr(transformers, name).from_pretrained(source.name, **options).eval()
         run: Callable[..., Outputs] = RUNNERS.get(source.config["model_type"], run_plain)

@@ -85,7 +85,7 @@ def test_the_classifier_of_clip_is_left_out_with_its_labels(tmp_path, caplog):
     config = hf.CLIPConfig(vision_config=SHAPE, text_config={"num_hidden_layers": 1}, num_labels=5)
     hf.CLIPForImageClassification(config).save_pretrained(tmp_path)
     model = HfViTForImageClassification.from_pretrained(tmp_path)
-    assert "classifier of CLIPForImageClassification is left out" in caplog.text
+    assert "classifier of CLIPForImageClassification and its labels are not loaded" in caplog.text
     assert (model.config.num_labels, model.config.id2label) == (2, {0: "LABEL_0", 1: "LABEL_1"})
 
 

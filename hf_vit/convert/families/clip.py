@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and SigLIP 2 of transformers, with image and text tower or the image tower only.
+"""CLIP, SigLIP and SigLIP 2 checkpoints in transformers, with two towers or with the image tower only.
 
 Sources: https://arxiv.org/abs/2103.00020, 2303.15343 and 2502.14786.
 """
@@ -74,7 +74,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         config = {**config, "vision_config": config["vision_config_dict"]}
     if is_classifier(shapes):
         logger.warning(
-            "The classifier of CLIPForImageClassification is left out, and its labels with it: it uses the mean of "
+            "The classifier of CLIPForImageClassification and its labels are not loaded: it classifies the mean of "
             "the patch tokens before the final norm, which is not supported. An HfViTForImageClassification starts "
             "with a new head."
         )

@@ -43,7 +43,7 @@ configure_encoder = partial(
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for a DPTConfig. It numbers blocks from 0, `out_indices` from 1."""
+    """Returns the fields of `HfViTConfig` for a DPTConfig. DPTConfig numbers blocks from 0, `out_indices` from 1."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),
@@ -84,7 +84,7 @@ DPT = Family(
     configure=configure,
     prefixes=("dpt.",),
     dropped=DROPPED,
-    # In DPT, hidden_act also applies to the readout projection. That of hf_vit supports only GELU.
+    # In DPT, hidden_act also applies to the readout projection. The readout projection in hf_vit uses GELU.
     fixed={
         "hidden_act": "gelu",
         "is_hybrid": False,

@@ -2,7 +2,7 @@
 
 The original code uses the tanh approximation of GELU, the default of flax. Here, the activation is set as in other
 conversions of these files. SigLIP models, identified by their attention pooling, use the tanh approximation, as in
-convert_siglip_to_hf.py of transformers. ViTs use the exact GELU, as in transformers and timm. To change the
+convert_siglip_to_hf.py in transformers. ViTs use the exact GELU, as in transformers and timm. To change the
 activation, pass `hidden_act="gelu_pytorch_tanh"` or `"gelu"` at loading.
 """
 

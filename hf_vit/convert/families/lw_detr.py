@@ -1,4 +1,4 @@
-"""LW-DETR of transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
+"""LW-DETR checkpoints in transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
 
 LW-DETR defines windows by their number per image side, hf_vit by their size in patches. For example, 4 windows per
 side of 640 pixels are windows of 10 patches of 16 pixels. Both definitions agree at the image size of the checkpoint's

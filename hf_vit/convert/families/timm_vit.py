@@ -64,7 +64,7 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"deit3_huge_.*|vit_base_patch16_gap_224", {"num_attention_heads": 16}),
 )
 # INTERLEAVED: architectures with rotary positions that rotate pairs of adjacent channels instead of halves of a head.
-# COLUMNS_FIRST: those among them in which the first half of the channels encodes columns instead of rows.
+# COLUMNS_FIRST: architectures in INTERLEAVED whose first half of the channels encodes columns instead of rows.
 INTERLEAVED = r".*_rope_.*"
 COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
 # Channels per head for architectures with a value other than 64, unless `FACTS` contains their number of heads

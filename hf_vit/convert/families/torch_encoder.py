@@ -78,7 +78,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """
     if missing := [name for name in REQUIRED if given.get(name) is None]:
         wanted = "; ".join(f"{name} ({REQUIRED[name]})" for name in missing)
-        raise ValueError(f"The weights of a ViT on nn.TransformerEncoder do not show {wanted}. Give the values.")
+        raise ValueError(f"The weights of a ViT on nn.TransformerEncoder do not contain {wanted}. Give the values.")
     if not given["norm_first"]:
         raise ValueError(
             "norm_first=False is not supported: its layers normalize after attention and MLP (post-norm), and hf_vit "

@@ -1,4 +1,4 @@
-"""ViTPose and ViTPose+ of transformers (https://arxiv.org/abs/2204.12484, https://arxiv.org/abs/2212.04246)."""
+"""ViTPose and ViTPose+ in transformers (https://arxiv.org/abs/2204.12484, https://arxiv.org/abs/2212.04246)."""
 
 from typing import Any
 
