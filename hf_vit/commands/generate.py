@@ -51,7 +51,7 @@ EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
 EXTRACTION = ("Extraction", "Data", "Output")
 # Options that are listed only by --help all for evaluation, although they are essential for training
 NOT_ESSENTIAL_IN_EVALUATION = ("resume_from_checkpoint", "dry_run")
-# Options with a default that depends on data and device; the declared default is only a fallback
+# Options whose default is chosen from data and device; the declared default is a fallback
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
 INSTALLATION_DEPENDENT = {"dataloader_pin_memory", "report_to"}  # options with a default that depends on the machine
 

@@ -126,7 +126,7 @@ class CocoMetric(StreamedMetric):
         also excluded if its IoU with a detection of higher score exceeds `nms`. Only detections of the same class are
         compared, unless `is_class_agnostic` is set.
         """
-        from faster_coco_eval import mask as overlaps  # Imported lazily: an optional dependency
+        from faster_coco_eval import mask as overlaps  # Imported here because faster-coco-eval is optional
 
         answers = sorted(record["detections"], key=lambda entry: -entry["score"])
         if nms < 1:
@@ -172,7 +172,7 @@ class CocoMetric(StreamedMetric):
         return [[record] for record in sorted(self.records, key=itemgetter("rank"))]
 
     def _evaluate(self) -> Any:
-        from faster_coco_eval import COCO, COCOeval_faster  # Imported lazily: an optional dependency
+        from faster_coco_eval import COCO, COCOeval_faster  # Imported here because faster-coco-eval is optional
 
         if self._evaluated is None:
             images = self._images()  # In fixed order: COCO ranks detections of equal score by position
@@ -378,7 +378,7 @@ class InstanceMetric(ClassMetric):
 
 def _encode(masks: np.ndarray) -> dict[str, Any]:
     """Return the run-length encodings and the areas of masks (M, H, W)."""
-    from faster_coco_eval import mask as run_lengths  # Imported lazily: an optional dependency
+    from faster_coco_eval import mask as run_lengths  # Imported here because faster-coco-eval is optional
 
     codes = run_lengths.encode(np.asfortranarray(masks.transpose(1, 2, 0)).view(np.uint8))
     return {"segmentation": codes, "area": [int(run_lengths.area(code)) for code in codes]}

@@ -231,7 +231,7 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     for rows in torch.arange(len(texts)).split(max(1, MAX_COMPARED // len(images))):
         similarity = texts[rows] @ images.T  # (b, N)
         own = similarity.gather(1, owners[rows, None])
-        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # - 1: the right image itself
+        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # minus 1 excludes the right image itself
     return torch.cat(of_images), torch.cat(of_texts)
 
 

@@ -115,7 +115,7 @@ class PanopticMetric(StreamedMetric):
 
     Args:
         names: The K class names.
-        thing_ids: Numbers of the countable classes; all others are stuff. Used only to select the classes of
+        thing_ids: Numbers of the countable classes; all other classes are stuff. Used only to select the classes of
             `pq_things` and `pq_stuff`.
 
     Raises:

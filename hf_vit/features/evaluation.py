@@ -76,7 +76,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
     """
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
-    # Test images are processed in chunks, to limit the memory for their distances to all other images.
+    # Test images are processed in chunks, to limit the memory for the distances between images.
     for rows in torch.arange(len(truth)).split(max(1, MAX_PAIRS // max(len(truth), len(classes)))):
         queries, own = features[rows], truth[rows]
         neighbors.append(classify_by_neighbors(queries, known, classes))

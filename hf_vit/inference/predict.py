@@ -60,7 +60,7 @@ def predict_files(
     trust_remote_code: bool = False,
     overwrite: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Predicts image files one after the other and writes predictions and pictures to files if requested.
+    """Predicts image files one by one and writes predictions and pictures to files if requested.
 
     Args:
         model: Folder of a saved model, or its name on the Hub.

@@ -43,7 +43,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
 
 
 def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in the recipe that `values["recipe"]` names, overridden by the other given values.
+    """Read the recipe `values["recipe"]` and return its values, overridden by the other given values.
 
     Args:
         values: Option values by name. None means that an option is not given. The value of `recipe` is a file or the

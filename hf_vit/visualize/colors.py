@@ -89,7 +89,7 @@ def value_range(values: np.ndarray) -> tuple[float, float]:
 
 def apply_color_map(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
     """Return values (H, W) as RGB colors (H, W, 3) uint8 of a color map with the range `span`; gray if not `valid`."""
-    from matplotlib import colormaps  # Imported lazily: an optional dependency
+    from matplotlib import colormaps  # Imported here because matplotlib is optional
 
     lowest, highest = span
     above = np.where(valid, values, lowest) - lowest

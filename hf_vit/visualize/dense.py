@@ -100,7 +100,7 @@ def overlay_segments(
     Raises:
         ValueError: if the sizes of the image and the segmentation differ.
     """
-    from scipy.ndimage import binary_erosion  # Imported lazily: an optional dependency
+    from scipy.ndimage import binary_erosion  # Imported here because scipy is optional
 
     picture, segments = as_picture(image).copy(), as_array(masks, np.bool_)
     check_size(picture, segments, "masks")
@@ -182,8 +182,8 @@ def draw_depth(
 ) -> None:
     """Draw a row for each of the first `MAX_ROWS` images: image, target and prediction in the same colors, and error.
 
-    The color range of a row is that of its target, or of its prediction if there is no target. Pixels without a valid
-    depth are gray. Relative depth has no common scale: each map has its own color range, and no error is drawn.
+    A row has the color range of its target or, if there is none, of its prediction. Pixels without a valid depth
+    are gray. Relative depth has no common scale: each map has its own color range, and no error is drawn.
 
     Args:
         images: N images of any sizes: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8.

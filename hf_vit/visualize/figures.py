@@ -44,7 +44,7 @@ LEAST_SIZE = 7  # Minimum readable font size in pixels.
 def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of a size in inches; raise `ImportError` if matplotlib is not installed."""
     check_packages("A diagram", "matplotlib")
-    from matplotlib.figure import Figure  # Imported lazily: an optional dependency
+    from matplotlib.figure import Figure  # Imported here because matplotlib is optional
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -55,7 +55,7 @@ def save(figure: "Figure", file: PictureFile) -> None:
     if isinstance(file, str | os.PathLike):
         figure.savefig(file)
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # Imported lazily: an optional dependency
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # Imported here because matplotlib is optional
 
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()  # Used instead of savefig, which draws twice
@@ -172,7 +172,7 @@ def draw_comparison(
     of the class numbers that `labels_of` returns for the values. Raises `ValueError` if there is no image.
     """
     check_packages("A diagram", "matplotlib")
-    from matplotlib.patches import Patch  # Imported lazily: an optional dependency
+    from matplotlib.patches import Patch  # Imported here because matplotlib is optional
 
     pictures, palette = select_pictures(images), segmentation_palette(len(names))
     columns = {"truth": targets, "prediction": predictions}

@@ -78,7 +78,7 @@ IJEPA = Family(
 )
 
 DISTILLATION_TOKEN = "embeddings.distillation_token"
-# In models without a distillation head, the sum of distillation token and its position embedding becomes a register.
+# Without a distillation head, the sum of the distillation token and its position embedding becomes a register.
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     model_types=("deit",),

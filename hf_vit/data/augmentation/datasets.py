@@ -91,7 +91,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
 
     The examples depend only on the seed, the number of processes, and the number of workers. Each worker reads its own
     shards (usually files), so that all workers together read each image once per epoch. If there are fewer shards than
-    workers, several workers read the same shard and each uses a part of its rows.
+    workers, several workers read a shard, and each of them uses a part of the rows.
 
     Args:
         stream: Stream with the columns `image` (encoded), `file`, and the columns that `read_target` reads.

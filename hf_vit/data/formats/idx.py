@@ -43,7 +43,7 @@ def load_idx(files: IdxFiles) -> DatasetDict:
 def _load_split(split: str, files: dict[str, Path]) -> Dataset:
     for kind, other in (("images", "labels"), ("labels", "images")):
         if kind not in files:
-            raise ValueError(f"{files[other]} has no matching idx file of {kind}. Put it into the same folder.")
+            raise ValueError(f"{files[other]} has no matching idx file of {kind}. Put both into the same folder.")
     images, labels = (read_idx(files[kind], NUM_DIMENSIONS[kind]) for kind in ("images", "labels"))
     if len(images) != len(labels):
         raise ValueError(

@@ -158,7 +158,7 @@ def label_values(
             values = Dataset(InMemoryTable(pa.table({FLAGS if kind == MULTI else VALUES: struct})))
             found[split] = concatenate_datasets([rows, values], axis=1)
         elif split == first:
-            raise ValueError(f"All labels of the split {split!r} are missing ({joined([*own])}). Fill them in.")
+            raise ValueError(f"All labels of the split {split!r} are missing ({joined([*own])}). Add labels.")
         else:
             logger.warning("Ignored the split %r because it has no labels.", split)
     return found

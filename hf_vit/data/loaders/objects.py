@@ -129,7 +129,7 @@ def load_keypoint_detection(
         whole_image: Whether to replace boxes by the whole image, for images of a single object.
         box_errors: As in `load_object_detection`; "clip" and "drop" treat keypoints outside the image as not labeled.
         flip_pairs: Pairs of keypoint names or indices that a horizontal flip swaps, such as "left_eye,right_eye" or
-            "1,2"; by default found by names with left and right, or those of the 68 iBUG face landmarks.
+            "1,2"; by default found by names with left and right, or predefined for the 68 iBUG landmarks.
         annotation_orientation: As in `load_object_detection`.
         objects_column_name: Column of objects, if it has no usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
