@@ -169,7 +169,7 @@ def table_row(option: Option, tasks: Sequence[str]) -> str:
     return f"| {' | '.join(cell.strip().replace('|', '&#124;') for cell in cells)} |"
 
 
-# --- Texts
+# --- Help texts of commands
 
 
 def command_text(function: Callable[..., Any]) -> str:
@@ -279,7 +279,7 @@ def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
     return {name: re.sub(r"\s+", " ", text).replace("`", "") for name, text in entries}
 
 
-# --- Types
+# --- Types of options
 
 
 def kinds_of(annotation: Any) -> Option:

@@ -15,7 +15,7 @@ from .base import StreamedMetric, as_array, check_same_size
 CROPS = {
     "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2; excludes the invalid border of the Kinect
     "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
-    "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),  # KITTI
+    "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),  # for the KITTI dataset
 }
 SCORES = ("abs_rel", "rmse", "log10", "rmse_log", "silog", "delta1", "delta2", "delta3")
 

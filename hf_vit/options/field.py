@@ -60,7 +60,7 @@ SEED = Range(0, 2**32 - 1)
 
 # Metadata keys of an option and their default values
 METADATA: dict[str, Any] = {
-    "help": "",  # help text
+    "help": "",  # text on help pages
     "brief": None,  # shorter help text for the page of essential options
     "range": None,  # valid range of numbers
     "choices": None,  # valid values

@@ -32,7 +32,7 @@ COLUMN_WIDTH = 3.0  # Width of a column in inches.
 MAX_ASPECT = 1.4  # Maximum ratio of height to width of a row.
 # Height of a line, width of a color patch and width of a letter in legends, in inches.
 LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075
-RESOLUTION = 120  # Pixels per inch.
+RESOLUTION = 120  # Resolution of figures in pixels per inch.
 MAX_HEIGHT = 12.5  # Maximum height of all rows in inches, without title and legend.
 MIN_SIDE = 480  # Minimum longer side in pixels; smaller images are enlarged for text.
 LINE_SHARE = 1 / 220  # Line width relative to the longer side of the image.
@@ -58,7 +58,7 @@ def save(figure: "Figure", file: PictureFile) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # Imported here because matplotlib is optional
 
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()  # Used instead of savefig, which draws twice
+    canvas.draw()  # `draw` is used instead of `savefig`, which draws the figure twice.
     Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Level 1 compresses fastest
 
 

@@ -57,7 +57,7 @@ def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
 
 SHARED: KeyMap = {
     "embeddings.cls_token": "cls",
-    # Permutes the patch kernel from (h, w, C, D) to (D, C, h, w).
+    # The patch kernel is permuted from (h, w, C, D) to (D, C, h, w).
     "embeddings.patch_embeddings.projection.weight": Made(
         ("embedding/kernel",), lambda kernel: kernel.permute(3, 2, 0, 1)
     ),

@@ -134,7 +134,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         return _read_id2label(file, text), {}
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if file.suffix.lower() == ".csv":
-        lines = lines[1:]  # skip the header
+        lines = lines[1:]  # the first line is the header of a table
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
         return _without_numbers(lines, file), {}

@@ -295,7 +295,7 @@ def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
     values = np.array([value for points in segmentation for value in points])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         return "has a polygon with values that are not finite numbers"
-    places = values.reshape(-1, 2)  # x and y
+    places = values.reshape(-1, 2)  # x and y of the points of the polygons
     # Points far outside the image are errors, and drawing them could exhaust the memory.
     if (abs(places) > 2 * max(height, width)).any():
         return f"has a polygon far outside the image of {height} x {width} pixels"

@@ -167,7 +167,7 @@ def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
 
     If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
     """
-    if files == [folder]:  # a single file
+    if files == [folder]:  # `folder` is the path of a single file
         return {split_in_name(folder.stem) or "train": [str(folder)]}
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:

@@ -238,7 +238,7 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
         patterns = [glob.escape(name) for name in names]  # `datasets` interprets brackets as patterns
         try:
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
-        except (ValueError, DatasetGenerationError) as error:  # these errors do not name the file
+        except (ValueError, DatasetGenerationError) as error:  # the messages of these errors do not name the file
             raise ValueError(
                 f"The split {split!r} cannot be read from {joined(names)}: {error.__cause__ or error} Download these "
                 "files again, or remove them if they are empty."
