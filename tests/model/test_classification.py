@@ -59,7 +59,9 @@ def test_loss_by_hand(logits: list[Any], labels: list[Any], problem_type: str | 
         ("regression", torch.tensor([[2020.3, 1.0], [100000.0, 0.0]])),
     ],
 )
-def test_loss_keeps_its_digits_in_half_precision(problem_type: str, labels: Tensor, dtype: torch.dtype) -> None:
+def test_loss_of_half_precision_logits_is_computed_in_float32(
+    problem_type: str, labels: Tensor, dtype: torch.dtype
+) -> None:
     logits = torch.tensor([[2020.0, 2000.0], [3.0, 11.0]], dtype=dtype)
     with torch.autocast("cpu", dtype):
         loss = classification_loss(logits, labels, problem_type)

@@ -43,7 +43,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 0.0, names: tuple
 
 
 @all_losses
-def test_loss_in_rows_is_the_plain_one(loss: str) -> None:
+def test_loss_in_chunks_equals_the_naive_loss(loss: str) -> None:
     for count, max_logits in itertools.product((1, 7), (1, 15, 10**6)):
         given, plain = draw(count, loss), draw(count, loss)
         actual, expected = contrastive_loss(*given, max_logits=max_logits), naive_loss(*plain)
@@ -167,7 +167,7 @@ def test_a_causal_tower_sees_no_token_behind() -> None:
         assert torch.equal(states[0][:, :4], states[1][:, :4]) is not sees
 
 
-def test_pooling() -> None:
+def test_text_pooling_selects_the_expected_token() -> None:
     states = torch.arange(2 * 4 * 1.0).reshape(2, 4, 1)
     texts = torch.tensor([[5, 9, 9, 0], [5, 6, 7, 8]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
@@ -241,7 +241,7 @@ def test_frozen_images_stay_as_they_are() -> None:
         assert torch.equal(tensor, before[name]) == name.startswith("model."), name
 
 
-def test_fresh_parts_start_from_their_own_numbers(tmp_path: Path) -> None:
+def test_new_text_tower_and_head_are_initialized(tmp_path: Path) -> None:
     classifier = build(HfViTForImageClassification)
     classifier.save_pretrained(tmp_path)
     torch.manual_seed(0)

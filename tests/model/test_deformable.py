@@ -129,7 +129,7 @@ def test_padding_has_no_part_in_statistics_and_gradients() -> None:
         torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-11)
 
 
-def test_queries_start_at_the_likeliest_places_and_more_queries_than_places_find_nothing() -> None:
+def test_queries_start_at_the_top_proposals_and_surplus_queries_are_empty() -> None:
     decoder = build(scale_factors=(1,))
     (head, *_), levels = decoder.proposal_heads, levels_of(decoder, 2, (3, 5))
     (maps, _), *_ = decoder.projector(levels)
@@ -148,7 +148,7 @@ def test_queries_start_at_the_likeliest_places_and_more_queries_than_places_find
     assert_same_predictions(decoder(padded, mask), decoder(levels))
 
 
-def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
+def test_an_object_is_assigned_to_the_valid_anchor_closest_to_its_box() -> None:
     anchors = torch.tensor([[[0.2, 0.2, 0.1, 0.1], [0.2, 0.2, 0.4, 0.4], [0.7, 0.7, 0.1, 0.1]]]).expand(2, -1, -1)
     is_valid = torch.tensor([[True, True, True], [True, True, False]])
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
@@ -158,7 +158,7 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     assert not closest_anchor_mask(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
 
-def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_object() -> None:
+def test_training_adds_a_proposal_per_group_for_low_scored_objects() -> None:
     decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
     features, anchors, _ = select_proposals(Pyramid.of(decoder.projector(levels, None)), 4)
     heads = decoder.proposal_heads

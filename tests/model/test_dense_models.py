@@ -143,7 +143,7 @@ def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
     [(HfViTModel, "plain"), (HfViTModel, "rotary")]
     + [(head, "plain") for head in ("mask", "dpt_metric", "classic_keypoints", "universal")],
 )
-def test_flash_attention_gets_what_it_takes(kind: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_receives_supported_masks(kind: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = checks.replace_flash_attention(monkeypatch)
     flash, sdpa = build(kind, variant), build(kind, variant)
     flash.config._attn_implementation = "flash_attention_2"
@@ -313,7 +313,7 @@ def test_universal_model_overfits_objects(
 
 
 @pytest.mark.parametrize(("num_hidden_layers", "expected"), [(2, 2), (4, 4), (6, 4)])
-def test_queries_of_masks_pass_through_four_blocks_or_all_of_fewer(
+def test_mask_queries_pass_through_the_last_four_blocks_at_most(
     num_hidden_layers: int, expected: int, tmp_path: Path
 ) -> None:
     config = small_config(num_hidden_layers=num_hidden_layers, universal_segmentation_config={"num_queries": 5})

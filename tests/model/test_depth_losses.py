@@ -82,7 +82,7 @@ def test_scale_and_shift_invariant_loss_by_hand(weight: float) -> None:
     assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
 
 
-def test_relative_loss_knows_no_scale_and_no_shift() -> None:
+def test_relative_loss_is_invariant_to_scale_and_shift() -> None:
     predicted, labels, _ = batch()
     expected = float(loss(predicted, labels, **RELATIVE))
     for scale, shift in ((7.0, 3.0), (0.01, -2.0)):
@@ -93,7 +93,7 @@ def test_relative_loss_knows_no_scale_and_no_shift() -> None:
 
 
 @all_losses
-def test_a_perfect_prediction_costs_nothing_and_a_constant_one_has_finite_gradients(options: dict[str, Any]) -> None:
+def test_loss_is_zero_if_exact_and_gradients_are_finite_if_constant(options: dict[str, Any]) -> None:
     _, labels, _ = batch()
     known = labels.where(labels.isfinite() & (labels > 0), 2)
     predicted = (1 / known if options is RELATIVE else known).float().requires_grad_()
@@ -141,7 +141,7 @@ def test_half_precision_is_compared_in_float32() -> None:
         assert float(loss(half, labels.float(), **options)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_what_is_farther_than_can_be_predicted_does_not_count() -> None:
+def test_depth_beyond_max_depth_is_excluded_from_the_loss() -> None:
     predicted, labels, _ = batch()
     near = labels.where(~(labels > 3), 0)
     limit = labels.where(~(labels > 3), 3)  # a depth that equals the maximum is valid

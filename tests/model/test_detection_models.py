@@ -68,7 +68,7 @@ def test_padding_and_splitting_change_no_prediction_no_loss_and_no_gradient(deco
 
 
 @all_decoders
-def test_every_layer_predicts_in_training_and_the_loss_is_divided_by_what_the_batch_has(decoder: str) -> None:
+def test_all_layers_are_supervised_and_the_loss_is_normalized_by_batch(decoder: str) -> None:
     model = build(decoder).train()
     options = DECODERS[decoder]
     num_layers = options.get("num_blocks", 3) + options.get("num_layers", 0)
@@ -138,7 +138,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
 
 
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
-def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
+def test_overfitted_batch_has_high_average_precision(decoder: str) -> None:
     """Overfit a batch. The deformable decoder is tested in `test_deformable.py`."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}

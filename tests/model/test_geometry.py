@@ -124,7 +124,7 @@ def test_resampled_positions_keep_the_order_of_the_patches(digits: Any) -> None:
         ("mae", "plain", {}),
     ],
 )
-def test_permanent_image_size_is_what_the_model_does_anyway(kind: Any, variant: str, options: dict[str, Any]) -> None:
+def test_permanent_image_size_equals_resampling_per_image(kind: Any, variant: str, options: dict[str, Any]) -> None:
     model = build(kind, variant, **options)
     given = inputs_of(model, grid=(5, 6))
     before = model(**given)
@@ -208,7 +208,7 @@ def test_changed_model_is_frozen_and_typed_as_before(change: dict[str, Any]) -> 
     assert missing == {"embeddings.patch_embeddings.projection.weight", "embeddings.register_tokens"}
 
 
-def test_only_changed_weights_are_other_parameters_and_methods_do_what_the_function_does() -> None:
+def test_only_changed_weights_are_replaced_by_functions_and_methods() -> None:
     model = build(num_register_tokens=2)
     before = dict(model.named_parameters())
     apply_geometry(model, image_size=32, patch_size=8, num_channels=3, use_cls_token=True, num_register_tokens=2)
@@ -251,7 +251,7 @@ def test_a_distillation_token_keeps_the_positions(opened_by: str, tmp_path: Path
     assert dropped.distillation_classifier is None
 
 
-def test_registers_come_and_go_at_the_end() -> None:
+def test_registers_are_added_and_removed_at_the_end() -> None:
     model = build(num_register_tokens=2, initializer_range=0.1)
     old = model.embeddings.register_tokens.detach().clone()
     model.resize_prefix_tokens(num_register_tokens=40)

@@ -53,7 +53,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_both_models_say_what_they_have_learned(workplace: Path) -> None:
+def test_reopened_models_reproduce_the_trained_outputs(workplace: Path) -> None:
     saved = torch.load(workplace / "saved.pt", weights_only=True)
     assert torch.equal(saved["captions"][:, 1:], CAPTIONS)
     captioner = hf.VisionEncoderDecoderModel.from_pretrained(workplace / "captioner")

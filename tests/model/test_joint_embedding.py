@@ -49,13 +49,13 @@ def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listi
         assert float(found["code"] / found["listing"]) == pytest.approx(1, abs=0.05)
 
 
-def test_all_views_are_drawn_to_the_mean_of_the_global_ones() -> None:
+def test_view_loss_is_the_distance_to_the_mean_of_the_global_views() -> None:
     # The mean embedding of the global views is 1 in both examples.
     embeds = torch.tensor([[[0.0], [2.0], [5.0]], [[1.0], [1.0], [1.0]]])
     assert float(view_loss(embeds, 2)) == pytest.approx((1 + 1 + 16) / 6)
 
 
-def test_the_loss_weighs_both_and_trains_every_weight() -> None:
+def test_loss_is_the_weighted_sum_and_trains_every_projector_weight() -> None:
     model = make_model().train()
     outputs = model(**CASE.make_batch(model.config, 4))
     weight = model.options.gaussian_weight

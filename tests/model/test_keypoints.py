@@ -109,7 +109,7 @@ def test_decoding_equals_its_derivation_in_float64() -> None:
     assert_close(places[0], torch.from_numpy(expected), 1e-9, "places")
 
 
-def test_where_there_is_no_peak_the_largest_value_stands() -> None:
+def test_without_a_peak_decoding_returns_the_maximum() -> None:
     heatmaps = torch.zeros(1, 3, 12, 12)
     heatmaps[0, 1, :, 6] = 1.0  # a ridge: all values of one column are equal
     # The vertex of the fitted parabola is far outside the heatmap.
@@ -180,7 +180,7 @@ def test_heads_overfit_one_batch(head: str) -> None:
     assert scores.min() > 0.5
 
 
-def test_patches_may_start_before_the_image() -> None:
+def test_patch_padding_shifts_patches_beyond_the_image_border() -> None:
     model, plain = build(patch_padding=2), build()
     images = pixels(model.config, grid=(3, 5))
     shifted = torch.nn.functional.pad(images, (2, -2, 2, -2))
@@ -192,7 +192,7 @@ def test_patches_may_start_before_the_image() -> None:
     assert_close(padded, alone, 1e-5, "tokens of the padded image")
 
 
-def test_where_patches_start_follows_their_size() -> None:
+def test_patch_padding_is_scaled_with_the_patch_size() -> None:
     for patch_size, padding in ((16, 4), (8, 2), (4, 1), (2, 0)):
         model = build(HfViTModel, patch_padding=2)
         apply_geometry(model, patch_size=patch_size)

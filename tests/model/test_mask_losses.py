@@ -48,7 +48,7 @@ def test_costs_that_are_no_numbers_are_avoided() -> None:
     assert match(half)[1].tolist() == [1, 0]
 
 
-def test_points_in_the_middle_of_pixels_are_these_pixels() -> None:
+def test_sampling_at_pixel_centers_returns_the_pixels() -> None:
     maps = draw(2, 3, 5)
     rows, columns = torch.meshgrid(torch.arange(3).double(), torch.arange(5).double(), indexing="ij")
     points = torch.stack(((columns + 0.5) / 5, (rows + 0.5) / 3), dim=-1).flatten(0, 1)  # (x, y)

@@ -58,7 +58,7 @@ def test_masked_queries_see_their_own_masks_only() -> None:
     assert torch.equal((attention[:, :, 17:, 1:17] > 0), own[:, None].expand(-1, 4, -1, -1))
 
 
-def test_queries_are_set_free_by_chance_in_training() -> None:
+def test_masks_are_randomly_disabled_per_query_in_training() -> None:
     torch.manual_seed(0)
     head = build("universal").universal_segmentation_head.train()
     head.mask_probabilities.fill_(0.25)

@@ -360,7 +360,7 @@ def test_initialization_is_that_of_mae_or_of_vit(opens: bool, tmp_path: Path) ->
         assert module.weight.std() == pytest.approx(0.05, rel=0.1)
 
 
-def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
+def test_reconstruction_is_resized_with_a_larger_patch_size() -> None:
     model = build("simmim", image_size=8)  # with a single patch, positions are not resampled
     images = F.interpolate(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 8, mode="bilinear")
     seen = torch.zeros(2, 1, dtype=torch.bool)

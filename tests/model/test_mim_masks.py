@@ -83,7 +83,7 @@ def test_patches_with_the_most_noise_are_masked() -> None:
     assert random_mask(noise, 0.5, 1, visible).int().tolist() == [[1, 0, 0, 0, 1, 0]]
 
 
-def test_units_are_masked_as_one_but_for_the_last() -> None:
+def test_mask_units_are_masked_completely_except_the_last_unit() -> None:
     noise = torch.zeros(1, 4, 5)
     noise[0, ::2, ::2] = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.8]])
     # Squares of patches are masked in order of increasing noise: the top middle square, the bottom right square (2

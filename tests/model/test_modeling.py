@@ -190,7 +190,7 @@ OVERRIDES = {
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("problem", OVERRIDES)
 @all_classes
-def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
+def test_overrides_that_add_or_drop_backbone_weights_raise(
     model_class: type[Any], problem: str, tmp_path: Path
 ) -> None:
     model_class(small_config()).save_pretrained(tmp_path)
@@ -200,7 +200,7 @@ def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
 
 
 @pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=name_of)
-def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
+def test_overrides_may_add_a_mask_token_and_drop_the_last_blocks(model_class: type[Any], tmp_path: Path) -> None:
     model = model_class(small_config())
     model.save_pretrained(tmp_path)
     assert model_class.from_pretrained(tmp_path, use_mask_token=True).base_model.embeddings.mask_token is not None
@@ -320,7 +320,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
                 assert_close(actual, a[0], 3e-5, f"image {index}")
 
 
-def test_neither_masked_patches_nor_the_flag_of_interpolation_matter() -> None:
+def test_masked_patches_and_interpolate_pos_encoding_do_not_affect_outputs() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
     mask = torch.arange(16).expand(2, -1) == 5  # selects the patch in row 1 and column 1
@@ -372,7 +372,7 @@ def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str, 
     checks.check_compiled(model, sizes, output_hidden_states=returns_all, output_attentions=returns_all)
 
 
-def test_compiles_with_a_mask_in_parts() -> None:
+def test_compiles_with_a_partial_patch_mask() -> None:
     model = build(variant="rms", num_hidden_layers=2)
     torch.compiler.reset()
     with torch.no_grad():
@@ -406,7 +406,7 @@ def test_runs_spread_over_devices(kind: Any, variant: str, tmp_path: Path) -> No
     checks.check_spread(model, inputs_of(model, grid=(3, 5)), tmp_path)
 
 
-def test_encoder_runs_in_ranges_and_does_not_turn_queries() -> None:
+def test_encoder_runs_a_range_of_blocks_and_does_not_rotate_queries() -> None:
     model = build(variant="rotary")
     images = pixels(model.config)
     tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
@@ -502,7 +502,7 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
     assert (model(images).logits.argmax(1) == labels).all()
 
 
-def test_classes_carry_what_the_library_reads() -> None:
+def test_classes_define_the_attributes_that_transformers_reads() -> None:
     supported = ("sdpa", "flash_attn", "flex_attn", "attention_backend")
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
@@ -516,7 +516,7 @@ def test_classes_carry_what_the_library_reads() -> None:
         assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
 
 
-def test_the_collector_of_cycles_is_as_it_was_after_loading(tmp_path: Path) -> None:
+def test_loading_restores_the_state_of_the_garbage_collector(tmp_path: Path) -> None:
     HfViTModel(small_config()).save_pretrained(tmp_path)
     for switch in (gc.disable, gc.enable):
         switch()

@@ -145,7 +145,7 @@ def test_name_on_the_hub_and_folder_open_without_the_package(folder: Path, tmp_p
         check_output(run_without_package(OPEN_EVERYTHING, tmp_path / "work", *arguments, **hub.client))
 
 
-def test_every_saved_object_carries_the_code_and_the_whole_map(tmp_path: Path) -> None:
+def test_every_saved_object_contains_the_code_and_the_complete_auto_map(tmp_path: Path) -> None:
     traveling = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
     savers = {"config": small_config(), "model": HfViTModel(small_config()), "processor": HfViTImageProcessor()}
     for name, saver in savers.items():
@@ -368,7 +368,7 @@ def test_opening_prints_nothing(has_package: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["Semantic", "Universal"])
-def test_pipeline_opens_what_was_saved_where_the_package_is_imported(task: str, tmp_path: Path) -> None:
+def test_pipeline_opens_saved_models_if_the_package_is_imported(task: str, tmp_path: Path) -> None:
     model_class = class_of(f"AutoModelFor{task}Segmentation")
     model_class(small_config()).save_pretrained(tmp_path)
     HfViTImageProcessor().save_pretrained(tmp_path)

@@ -112,7 +112,7 @@ def test_no_default_ever_changes(name: str) -> None:
     assert {option.name: option.default for option in options if option.name not in inherited} == DEFAULTS[name]
 
 
-def test_what_none_stands_for_never_changes() -> None:
+def test_values_derived_from_none_never_change() -> None:
     assert DEFAULTS.keys() == {"backbone", *TASK_CONFIGS}
     shares = [HfViTMaskedImageModelingConfig(objective=objective).masked_share for objective in ("mae", "simmim")]
     assert shares == [0.75, 0.6]
@@ -138,7 +138,7 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
         assert written.get(field) == expected
 
 
-def test_every_class_is_among_them() -> None:
+def test_every_model_class_is_tested() -> None:
     classes = {place.rpartition(".")[2] for auto, place in AUTO_MAP.items() if auto.startswith("AutoModel")}
     assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # newer classes
     assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
@@ -164,7 +164,7 @@ def test_a_saved_model_names_all_options_of_its_task(name: str, tmp_path: Path) 
     assert json.loads((tmp_path / "again" / "config.json").read_text()) == written
 
 
-def test_options_of_other_tasks_stay_short(tmp_path: Path) -> None:
+def test_options_of_unused_tasks_are_saved_without_defaults(tmp_path: Path) -> None:
     config = HfViTConfig(**BACKBONE, depth_config={"head": "conv"}, detection_config={})
     hf_vit.HfViTForImageClassification(config).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())

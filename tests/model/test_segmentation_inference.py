@@ -108,7 +108,7 @@ def test_images_of_a_padded_batch_are_seen_alone(model: Any, options: dict[str, 
         assert_close(own, F.pad(alone[None], padding, mode="replicate")[0], 1e-5, "logits")
 
 
-def test_what_the_image_processor_returns_is_segmented(model: Any) -> None:
+def test_segment_accepts_the_output_of_the_image_processor(model: Any) -> None:
     processor = HfViTImageProcessor(size={"shortest_edge": 16}, do_pad=True, ensure_multiple_of=8)
     images, sizes = [noise(20, 40, 3), noise(40, 20, 3)], [(20, 40), (40, 20)]
     outputs = model.segment(**processor(images, return_tensors="pt"))

@@ -66,7 +66,7 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     assert float(patch_cross_entropy(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
 
-def test_images_are_drawn_away_from_the_nearest_other_one() -> None:
+def test_koleo_loss_increases_the_distance_to_the_nearest_image() -> None:
     features = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
     rows = torch.nn.functional.normalize(features.detach(), dim=-1)
     distances = torch.cdist(rows.transpose(0, 1), rows.transpose(0, 1)) + 9 * torch.eye(5)
@@ -87,7 +87,7 @@ def test_patches_without_a_weight_need_no_mask_token() -> None:
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_a_teacher_sees_what_the_student_does_not() -> None:
+def test_teacher_reads_the_masked_patches() -> None:
     model = make_model().eval()
     batch = CASE.make_batch(model.config, 4)
     views, masks = batch["pixel_values"], batch["bool_masked_pos"]
@@ -170,7 +170,7 @@ def test_masks_that_nothing_is_done_with_are_refused() -> None:
         make_model()(**{**batch, "bool_masked_pos": batch["bool_masked_pos"][:, :1]})
 
 
-def test_another_objective_leaves_the_options_of_the_first_behind() -> None:
+def test_changing_the_objective_drops_options_of_the_previous_objective() -> None:
     saved = HfViTJointEmbeddingConfig(gaussian_weight=0.2, embedding_size=16).to_dict()
     merged = HfViTJointEmbeddingConfig.merge(saved, {"objective": "dino"})
     assert (merged["objective"], merged["embedding_size"], "gaussian_weight" in merged) == ("dino", 16, False)

@@ -96,7 +96,7 @@ def test_a_new_classifier_takes_the_place_of_the_old_one(pair: tuple[nn.Module, 
     assert_alike(opened(images()).logits, ours(images()).logits)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_timm_calls_raise() -> None:
     config = small_config()
     for model_class in (own for own in MODEL_CLASSES if own not in (HfViTModel, HfViTForImageClassification)):
         model = model_class(config)

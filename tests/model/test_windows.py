@@ -109,7 +109,7 @@ def test_attentions_of_a_window_are_zero_outside() -> None:
         assert torch.equal(weights > 0, (allowed if number != 1 else torch.ones_like(allowed)).expand_as(weights))
 
 
-def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_receives_supported_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replace_flash_attention(monkeypatch, drops_padding=True)
     flash, sdpa = build(variant="windows"), build(variant="windows")
     flash.config._attn_implementation = "flash_attention_2"
@@ -121,7 +121,7 @@ def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [within[0], whole[0], within[0], within[1], whole[1], within[1]]
 
 
-def test_blocks_that_queries_pass_through_look_at_the_whole_image() -> None:
+def test_blocks_with_queries_use_global_attention() -> None:
     options = {"universal_segmentation_config": {"num_queries": 5, "num_blocks": 2}}
     images = pixels(small_config(), grid=GRID)
     within = build(HfViTForUniversalSegmentation, window_size=2, **options)
