@@ -34,7 +34,7 @@ use_cpu: true
 """
 
 
-def test_a_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_path: Path) -> None:
+def test_recipe_file_sets_options_and_later_arguments_override_it(tmp_path: Path) -> None:
     file, other = tmp_path / "recipe.yaml", tmp_path / "recipe.json"
     file.write_text(YAML)
     options, args = parse_arguments(TYPES, [str(file), "--preset", "small", "--output_dir", "out"])
@@ -46,7 +46,7 @@ def test_a_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_pa
     assert (options.dataset_name, options.min_crop_scale) == ("photos", 0.5)
 
 
-def test_a_cpu_trains_unasked_where_there_is_nothing_else_and_without_worker_processes_unless_told(
+def test_defaults_without_accelerator_are_cpu_and_no_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for has_accelerator in (False, True):

@@ -115,7 +115,7 @@ def test_frozen_weights_and_buffers_are_those_of_the_model() -> None:
         assert torch.equal(whole[name], value - 0.5 if trains else value), name
 
 
-def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
+def test_distillation_projection_is_not_averaged(tmp_path: Path) -> None:
     model, batch = model_and_batch("class_numbers", GLOBAL_BATCH)
     options = {"ema_decay": 0.5, "eval_strategy": "no", "report_to": "none", "max_steps": 1}
     trainer = HfViTTrainer(
@@ -156,7 +156,7 @@ def test_two_processes_have_the_average_of_one(two_processes: Runs, tmp_path: Pa
     assert abs(scores["eval_loss"] - scores["eval_ema_loss"]) > 1e-3
 
 
-def test_spread_weights_have_the_average_of_whole_ones(two_processes: Runs) -> None:
+def test_average_of_sharded_weights_equals_the_unsharded_average(two_processes: Runs) -> None:
     folder, results = two_processes
     model = small_model()
     average, said = train_by_hand(model)
@@ -175,7 +175,7 @@ def test_spread_weights_have_the_average_of_whole_ones(two_processes: Runs) -> N
         assert_identical(again, first)
 
 
-def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: Runs) -> None:
+def test_muon_with_sharded_weights_equals_unsharded_muon(two_processes: Runs) -> None:
     _, results = two_processes
     begun, model = small_model().double().state_dict(), small_model().double()
     train_with_muon(model)
@@ -310,7 +310,7 @@ def test_the_saved_average_opens_without_the_package_and_from_the_hub(root: Path
     assert process.stdout.split()[-1] in model.config.label2id
 
 
-def test_the_average_goes_up_beside_the_model(root: Path, tmp_path: Path) -> None:
+def test_average_is_uploaded_with_the_model(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "user" / "model", tmp_path / "model")
     check_upload(folder)
     names = {path.relative_to(folder).as_posix() for path in list_upload(folder)}
@@ -339,7 +339,7 @@ def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
     assert "averaged weights (`ema/`)" in (folder / "README.md").read_text()
 
 
-def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
+def test_averaging_an_unsupported_model_raises(tmp_path: Path) -> None:
     class NoModelOfTheLibrary(nn.Module):
         def __init__(self, model: nn.Module) -> None:
             super().__init__()

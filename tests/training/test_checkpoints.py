@@ -135,7 +135,7 @@ def test_an_incomplete_checkpoint_is_skipped_with_a_warning(folder: Path, caplog
     ("kind", "weights"),
     [("FULL_STATE_DICT", "pytorch_model_fsdp.bin"), ("SHARDED_STATE_DICT", "pytorch_model_fsdp_0/.metadata")],
 )
-def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str, folder: Path) -> None:
+def test_fsdp_checkpoints_are_complete_and_resumable(kind: str, weights: str, folder: Path) -> None:
     checkpoint = folder / "checkpoint-12"
     for name in ("model.safetensors", "optimizer.pt"):
         (checkpoint / name).unlink()
@@ -435,7 +435,7 @@ def test_a_checkpoint_stays_until_the_next_is_whole(
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
-def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_by_step_after_the_new_checksums(tmp_path: Path) -> None:
     seen: list[set[str]] = []
 
     def checkpoints() -> set[str]:
@@ -512,7 +512,7 @@ def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
 
 
 @pytest.mark.usefixtures("photos")
-def test_a_script_exits_at_a_signal_without_a_report_and_goes_on() -> None:
+def test_command_stopped_by_a_signal_saves_a_checkpoint_and_resumes() -> None:
     said: list[str] = []
     assert run_until(3, send) == 143
     assert not {"README.md", "model.safetensors"} & {path.name for path in Path("output").iterdir()}
@@ -523,7 +523,9 @@ def test_a_script_exits_at_a_signal_without_a_report_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("validation", 1, 4)])
-def test_a_script_names_a_lost_image(split: str, workers: int, checkpoint: int, photos: Path) -> None:
+def test_command_names_an_image_that_becomes_unreadable(
+    split: str, workers: int, checkpoint: int, photos: Path
+) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
     # The data loader prefetches: the training images of epoch 3 are already loaded when step 5 begins.
     message = run_until(5, lambda: [*map(truncate, files)], "--dataloader_num_workers", str(workers))
@@ -539,7 +541,7 @@ def trainer_in(folder: Path, **options: Any) -> HfViTTrainer:
     return regularized_trainer(folder, 8, **{"learning_rate": 0.0, **epochs, **options})
 
 
-def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path) -> None:
+def test_resuming_restores_patience_and_early_stopping(tmp_path: Path) -> None:
     # An epoch has five steps. The first epoch is the best, so training stops after three more epochs.
     for checkpoint in (None, "checkpoint-15", "checkpoint-20"):
         trainer = trainer_in(tmp_path, early_stopping_patience=3)
@@ -548,7 +550,7 @@ def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path)
         assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-20"), checkpoint
 
 
-def test_the_clock_counts_on_and_a_training_at_its_end_goes_on_for_more_epochs(tmp_path: Path) -> None:
+def test_resuming_adds_training_time_and_allows_more_epochs(tmp_path: Path) -> None:
     first = trainer_in(tmp_path, num_train_epochs=1)
     start = time.monotonic()
     first.train()

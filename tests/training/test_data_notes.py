@@ -77,9 +77,7 @@ def load(task: str, data: Path, *options: str) -> Task:
 
 
 @pytest.mark.parametrize(("task", "options"), [(SEMANTIC, BINARY[:2]), (UNIVERSAL, BINARY)])
-def test_masks_of_0_and_255_are_refused_unless_said_to_be_so(
-    task: str, options: list[str], black_and_white: Path
-) -> None:
+def test_masks_of_0_and_255_raise_without_binary_masks(task: str, options: list[str], black_and_white: Path) -> None:
     out = black_and_white.parent / "out"
     with pytest.raises(SystemExit, match=r"8 train masks have the class 'floor'; .*--binary_masks true"):
         run_task(task, black_and_white, out, *options)
@@ -143,7 +141,7 @@ def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
     assert warnings[2:] == [missing]
 
 
-def test_whole_data_are_noted_nothing_of(scenes: Path, tmp_path: Path, warnings: list[str]) -> None:
+def test_complete_data_have_no_notes(scenes: Path, tmp_path: Path, warnings: list[str]) -> None:
     objects, figures = write_objects(tmp_path / "objects"), write_figures(tmp_path / "figures")
     places = {"object_detection": objects, "keypoint_detection": figures}
     for task in ALL_TASKS:
@@ -151,7 +149,7 @@ def test_whole_data_are_noted_nothing_of(scenes: Path, tmp_path: Path, warnings:
     assert not warnings
 
 
-def test_what_there_was_no_time_to_read_is_told(
+def test_note_states_the_share_of_targets_read_within_the_time_limit(
     scenes: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_notes, "MAX_SECONDS", -1.0)
@@ -339,13 +337,13 @@ def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
     assert make_task(data, tmp_path / "out").data_notes[-1].endswith("test images occur in train as well.")
 
 
-def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_states_the_share_of_images_searched_for_duplicates(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_notes, "DUPLICATES_SECONDS", -1.0)
     message = "The search for duplicates covered 16.7% of the images within its time limit."
     assert classify(pets, *NO_SPLIT) == [message]
 
 
-def test_the_dry_run_says_so(scenes: Path, tmp_path: Path) -> None:
+def test_dry_run_reports_duplicates_between_splits(scenes: Path, tmp_path: Path) -> None:
     for kind in ("images", "masks"):
         (file,) = (scenes / "train" / kind).glob("0.*")
         shutil.copy(file, scenes / "val" / kind)

@@ -62,7 +62,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers_and_losses_of_halves_are_in_single_precision() -> None:
+def test_hard_loss_is_the_float32_cross_entropy_of_the_teacher_predictions() -> None:
     loss = hard_loss(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 8.0], [0.1, 0.0]]))
     assert loss.item() == pytest.approx((math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2)
     half, other = drawn(2, 3).half(), drawn(2, 3).half().flip(0)
@@ -169,7 +169,7 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
         assert torch.equal(patches[:, :, 1, 2], tokens[:, 1 + 1 * 6 + 2])
 
 
-def test_patches_that_an_encoder_joins_are_found_or_refused() -> None:
+def test_merged_patches_are_located_or_raise() -> None:
     sizes = {"image_size": 32, "patch_size": 4, "window_size": 3}
     model = SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
     tokens = drawn(1, 1 + 3 * 3, 8)  # the first token is the CLS token
@@ -192,7 +192,7 @@ def test_a_teacher_whose_colors_are_not_only_scaled_is_refused(
         distillation_of(student, tmp_path, distillation_type="features")
 
 
-def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
+def test_duplicate_class_names_match_only_in_the_same_order() -> None:
     assert match_classes(["crane", "dog", "crane"], ["crane", "dog", "crane"], "it") == [0, 1, 2]
     with pytest.raises(ValueError, match="differ from the classes of the data"):
         match_classes(["crane", "dog", "crane"], ["dog", "crane", "crane"], "it")
@@ -254,7 +254,7 @@ def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> N
     torch.testing.assert_close(loss, 0.5 * plain + 0.5 * (patches + cls) / 2)
 
 
-def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViTForImageClassification) -> None:
+def test_distillation_does_not_change_evaluation_and_the_saved_student(student: HfViTForImageClassification) -> None:
     before = {name: weight.clone() for name, weight in student.state_dict().items()}
     images, labels = pixels(student.config), torch.tensor([0, 2])
     expected = student.eval()(pixel_values=images, labels=labels).loss
@@ -362,7 +362,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: str, described
     assert "| teacher | tutor (" in card
 
 
-def test_a_teacher_of_features_leaves_no_trace_in_the_saved_model_and_a_training_resumes(place: Path) -> None:
+def test_feature_distillation_resumes_and_saves_only_the_student(place: Path) -> None:
     save_teacher("resnet", place / "tutor", ["cow", "pig"])
     teacher = ["--teacher", "tutor", "--distillation_type", "features"]
     options = [*WIDE, "--max_steps", "4", "--save_strategy", "steps", "--save_steps", "2"]

@@ -198,7 +198,7 @@ def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tm
     assert sorted(len(list(folder.iterdir())) for folder in cache.iterdir()) == [2, 3]
 
 
-def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path) -> None:
+def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_path: Path) -> None:
     exact, _ = train_digits(tmp_path / "exact")
     half, reported = train_digits(tmp_path / "half", cache_dtype="float16")
     error = float(re.search(r", (\S+) off float32;", reported[0])[1])
@@ -217,8 +217,6 @@ def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path
         ({"multi_scale_sizes": [16]}, "Remove mixup"),
     ],
 )
-def test_what_does_not_go_with_stored_features_is_refused(
-    options: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"cached_views=2 .*{reason}"):
         train_digits(tmp_path, **options)

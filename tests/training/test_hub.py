@@ -96,7 +96,7 @@ def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
 
-def test_model_card_code_and_what_stands_beside_them_go_up(saved: Path) -> None:
+def test_weights_card_code_and_pictures_are_uploaded(saved: Path) -> None:
     others = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
     assert {path.name for path in list_upload(saved)} == CODE | others | {"training_args.json", "curves.png"}
 
@@ -110,7 +110,7 @@ def test_links_are_refused_by_name(name: str, saved: Path, folder: Path) -> None
             refused(folder)
 
 
-def test_nothing_that_goes_up_names_places_on_this_machine(folder: Path, tmp_path: Path) -> None:
+def test_uploaded_files_contain_no_local_paths(folder: Path, tmp_path: Path) -> None:
     photos = tmp_path / "client's data" / "photos é"
     photos.mkdir(parents=True)
     command = ["python", "/home/me/hf_vit/scripts/train_x.py", "--dataset_name", str(photos)]
@@ -261,7 +261,7 @@ for options, name, kind, message in (
 """
 
 
-def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, folder: Path, tmp_path: Path) -> None:
+def test_repeated_upload_sends_only_changes_to_the_given_branch(saved: Path, folder: Path, tmp_path: Path) -> None:
     with serve(tmp_path / "root") as hub:
         run_with_package(PUBLISH_AGAIN, tmp_path / "work", str(folder), **hub.client)
     first, *later = [commit for commit in hub.commits if commit.summary != "initial commit"]
@@ -336,7 +336,7 @@ huggingface_hub.ModelCard.load(sys.argv[1] + "/README.md").push_to_hub("user/pie
 """
 
 
-def test_model_processor_and_card_go_up_by_their_own_push_too(saved: Path, tmp_path: Path) -> None:
+def test_push_to_hub_uploads_model_processor_and_card(saved: Path, tmp_path: Path) -> None:
     with serve(tmp_path) as hub:
         run_with_package(PUSH, tmp_path / "work", str(saved), **hub.client)
     files = hub.find("user/pieces").files
@@ -549,7 +549,7 @@ for name, (kind, model_class, expected) in saved.items():
 """
 
 
-def test_models_of_pixels_are_published_and_open_in_their_stock_pipelines(tmp_path: Path) -> None:
+def test_published_dense_models_open_in_stock_pipelines(tmp_path: Path) -> None:
     saved = {}
     for name, (model_class, kind, options) in DENSE.items():
         model = model_class(small_config(**options)).eval()

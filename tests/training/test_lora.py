@@ -192,7 +192,7 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
     assert config["depth_config"] == model.options.to_full_dict()
 
 
-def test_mistakes_of_add_adapter_are_answered_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_adapter_errors_suggest_a_working_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
     model = HfViTForImageClassification(small_config())
     works = r">= 99\.0\. With the installed version, use peft\.get_peft_model\(model, config\)"

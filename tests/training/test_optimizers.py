@@ -130,7 +130,7 @@ def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("use_muon", True), ("ema_decay", 0.9)])
-def test_what_needs_the_weights_is_refused_under_deepspeed(name: str, value: object, tmp_path: Path) -> None:
+def test_options_that_access_weights_raise_under_deepspeed(name: str, value: object, tmp_path: Path) -> None:
     class UnderDeepSpeed(HfViTTrainer):
         def create_accelerator_and_postprocess(self) -> None:
             super().create_accelerator_and_postprocess()
@@ -168,7 +168,7 @@ class StepRecorder(TrainerCallback):
         self.trained[step], self.averages[step] = trained, (trained - 0.1 * steps) / 0.9
 
 
-def test_schedule_free_averages_are_saved_evaluated_and_left_behind(tmp_path: Path) -> None:
+def test_schedule_free_averages_are_saved_evaluated_and_kept_in_the_model(tmp_path: Path) -> None:
     recorder = StepRecorder()
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2, **SCHEDULE_FREE)
     trainer.add_callback(recorder)
@@ -286,7 +286,9 @@ def test_no_rate_rises_after_the_peak(kind: str, warmup: float, planned: int, ch
 
 
 @pytest.mark.parametrize(("begun", "resumed", "done"), [(4, 8, 3), (8, 4, 1), (3, 9, 2)])
-def test_another_length_goes_on_from_the_rate(begun: int, resumed: int, done: int, tmp_path: Path) -> None:
+def test_changed_length_continues_from_the_current_learning_rate(
+    begun: int, resumed: int, done: int, tmp_path: Path
+) -> None:
     def train(length: int, checkpoint: int | None) -> list[float]:
         trainer = digits_trainer(
             tmp_path, max_steps=length, warmup_steps=0.25, lr_scheduler_type="cosine", save_strategy="steps",
@@ -389,7 +391,7 @@ def test_layers_of_a_model_without_a_backbone_cannot_differ() -> None:
         make_parameter_groups(model, 0.1, 0.1, use_muon=True)
 
 
-def test_training_is_the_librarys_where_its_groups_are_right(tmp_path: Path) -> None:
+def test_training_equals_transformers_if_parameter_groups_are_equal(tmp_path: Path) -> None:
     config = {"position_embedding_type": "rotary", "use_cls_token": False, "pooling": "mean"}
     options = {"weight_decay": 0.5, "lr_scheduler_type": "linear", "config": config}
     ours, theirs = (train(tmp_path, trainer_class=kind, **options).model for kind in (HfViTTrainer, Trainer))
@@ -397,7 +399,7 @@ def test_training_is_the_librarys_where_its_groups_are_right(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "num_layers"), [*zip(TRAINING_CASES, cycle([3, 5]), strict=False)])
-def test_parameters_without_a_gradient_are_foreseen(name: str, num_layers: int) -> None:
+def test_parameters_without_gradients_are_predicted(name: str, num_layers: int) -> None:
     case = TRAINING_CASES[name]
     for overrides in ({}, *UNUSED.get(name, ()), {"use_mask_token": True}):
         config = small_config(**{**case.overrides, "num_hidden_layers": num_layers, **overrides})

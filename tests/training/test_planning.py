@@ -69,7 +69,7 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
         ({"has_validation": False}, {"eval_strategy": "no", "save_strategy": "steps"}),
     ],
 )
-def test_facts_choose(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_defaults_depend_on_the_data(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     options = chosen(replace(PHOTOGRAPHS, **changes))
     assert {name: options.get(name) for name in expected} == pytest.approx(expected)
 
@@ -96,7 +96,7 @@ def test_a_small_encoder_of_another_method_keeps_its_options_and_heads_of_widths
         assert "config_overrides" not in odd
 
 
-def test_images_change_the_more_the_more_often_they_are_seen() -> None:
+def test_augmentation_increases_with_the_number_of_steps() -> None:
     few, some, many = (chosen(PHOTOGRAPHS, steps=steps) for steps in (100, 1000, 10_000))
     assert [options["auto_augment"] for options in (few, some, many)] == ["none", "trivialaugment", "trivialaugment"]
     assert ["label_smoothing_factor" in options for options in (few, some, many)] == [False, True, True]
@@ -105,7 +105,7 @@ def test_images_change_the_more_the_more_often_they_are_seen() -> None:
     assert [chosen(thumbnails, steps=steps)["crop_padding"] for steps in (1400, 14_000)] == [0, 4]
 
 
-def test_depths_are_learned_as_they_are() -> None:
+def test_default_depth_augmentation_keeps_depth_values() -> None:
     options = chosen(PHOTOGRAPHS, table=defaults.DEPTH, steps=800)
     scales = options["min_scale"], options["max_scale"]
     transform = DenseAugmentation((16, 16), scale_range=scales, keep_aspect_ratio=options["keep_aspect_ratio"])
@@ -148,7 +148,7 @@ def test_the_width_of_classes_is_measured_without_what_is_ignored() -> None:
         ("mixup_alpha", {"label_smoothing_factor", "mixup_alpha", "cutmix_alpha"}),
     ],
 )
-def test_what_is_given_settles_what_belongs_to_it(given: str, settled: set[str]) -> None:
+def test_given_options_disable_related_defaults(given: str, settled: set[str]) -> None:
     facts = replace(PHOTOGRAPHS, has_bf16=True)
     free, rest = chosen(facts, steps=10_000), chosen(facts, given, steps=10_000)
     assert free.keys() - rest.keys() == settled
@@ -216,7 +216,7 @@ def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], exp
     } == {32}
 
 
-def test_saved_models_see_several_sizes() -> None:
+def test_saved_models_are_planned_at_several_image_sizes() -> None:
     saved = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, patch_size=14)
     for changes, given, expected in (
         ({"native_size": 400}, {}, [112, 168, 224, 336]),  # images are smaller than larger sizes
@@ -385,7 +385,7 @@ def train(command: list[str], kind: type[Task] = ImageClassification) -> str:
     return "\n".join(lines)
 
 
-def test_a_budget_makes_a_recipe_that_repeats(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_run_writes_a_repeatable_recipe(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 1)
     for module in (plan, keep_budget):
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
@@ -430,7 +430,7 @@ def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_a_kept_budget_leaves_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_runs_at_least_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=12.0, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
     monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
@@ -465,7 +465,7 @@ def test_a_training_needs_one_step_that_changes_the_weights(photos: Path, tmp_pa
         (["--choose_defaults", "false"], "minutes=4 determines the number of steps"),
     ],
 )
-def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_budgets_raise(options: list[str], message: str, tmp_path: Path) -> None:
     command = command_of(tmp_path / "photos", tmp_path / "out", "--minutes", "4", *options)
     with pytest.raises(ValueError, match=message):
         planner_of(ImageClassification, command)
@@ -586,7 +586,7 @@ def test_weights_between_probe_and_fine_tuned_model_are_saved(
     assert comparison in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_the_usual_share_is_chosen_unless_another_is_better_beyond_noise() -> None:
+def test_default_interpolation_is_kept_unless_another_is_better_beyond_noise() -> None:
     generator = np.random.default_rng(0)
     usual, noise = generator.uniform(0, 1, 100), generator.normal(0, 0.1, 100)
     noise -= noise.mean()

@@ -283,7 +283,7 @@ SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--ma
 SCRIPT += ["--config_overrides", '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}']
 
 
-def test_the_script_takes_everything_and_the_defaults_change_nothing(
+def test_command_accepts_all_regularization_and_defaults_disable_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog", "fox"])
@@ -418,7 +418,7 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def test_sizes_have_equal_shares_of_the_steps_or_are_drawn_for_every_batch_from_seed_and_step_alone() -> None:
+def test_image_sizes_have_equal_shares_or_are_drawn_by_seed_and_step() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
     heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
     # Each of the three sizes lasts 8/3 steps.

@@ -113,7 +113,7 @@ def weights(folder: str | Path = "output") -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in load_file(Path(folder) / "model.safetensors").items()}
 
 
-def test_a_training_leaves_only_files_in_the_list_beside_those_of_others(trained: Path) -> None:
+def test_training_writes_only_listed_files_and_keeps_unrelated_files(trained: Path) -> None:
     output = trained / "output"
     left = {file.name for file in output.iterdir() if file.is_file()} - MINE.keys()
     assert left == {file.name for file in output_files(output)}
@@ -155,7 +155,7 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
     assert "accept the changes with --resume_with_changes" in message
 
 
-def test_accepted_changes_are_made_and_stand_in_the_card_and_in_checkpoints(begun: Path) -> None:
+def test_accepted_changes_apply_and_are_recorded(begun: Path) -> None:
     exchange(begun / "photos")
     changes = ("--learning_rate", "0", "--weight_decay", "0")
     train(*LAST, "--resume_with_changes", "true", *changes)
@@ -172,7 +172,7 @@ def test_accepted_changes_are_made_and_stand_in_the_card_and_in_checkpoints(begu
     assert change in Path("output/README.md").read_text()
 
 
-def test_data_and_folders_may_move_and_what_does_not_matter_may_change(begun: Path, trained: Path) -> None:
+def test_resuming_allows_moved_folders_and_irrelevant_changes(begun: Path, trained: Path) -> None:
     Path("photos").rename("elsewhere")
     Path("output").rename("moved")
     for file in Path("elsewhere").rglob("*.png"):
@@ -213,7 +213,7 @@ def test_another_optimizer_never_fits_and_missing_conditions_need_a_request(begu
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("content", [b"", bytes(100), b"seed: [1", b"\xff\xfe"])
-def test_a_damaged_recipe_blocks_nothing(content: bytes, begun: Path, trained: Path) -> None:
+def test_damaged_recipe_does_not_prevent_resuming(content: bytes, begun: Path, trained: Path) -> None:
     Path("output/recipe.yaml").write_bytes(content)
     train(*LAST)
     assert weights() == weights(trained / "output")
@@ -230,7 +230,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_free_folder_holds_nothing_yet(tmp_path: Path) -> None:
+def test_free_folder_returns_a_missing_or_empty_folder(tmp_path: Path) -> None:
     wanted, second, third, fourth = (tmp_path / "outputs" / f"dinov2-small.v1{end}" for end in ("", "-2", "-3", "-4"))
     assert free_folder(wanted) == free_folder(str(wanted)) == wanted
     assert not wanted.parent.exists(), "looking for a folder made one"
@@ -270,7 +270,7 @@ def test_last_in_a_folder_without_a_training_is_refused_and_leaves_no_folder_beh
     assert not Path("a").exists()
 
 
-def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) -> None:
+def test_files_added_by_the_user_are_not_overwritten(begun: Path) -> None:
     for file, content in (
         (Path("output/README.md"), "# Mine\n"),
         (Path("output/config.json"), '{"model_type": "vit"}'),
@@ -318,7 +318,7 @@ def test_locks_of_crashes_are_ignored(process: str, tmp_path: Path) -> None:
     assert not lock.exists()
 
 
-def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_file_is_touched_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "TOUCH_SECONDS", 0.01)
     lock, end = tmp_path / "training.lock", time.monotonic() + 30
     with lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
@@ -365,7 +365,7 @@ def test_a_checkpoint_with_any_damage_is_skipped_with_a_warning(
     assert last_checkpoint("output") == str(newest)
 
 
-def test_a_damaged_checkpoint_is_an_error_if_named_and_else_costs_its_steps_alone(place: Path, trained: Path) -> None:
+def test_damaged_checkpoint_raises_if_named_and_is_skipped_otherwise(place: Path, trained: Path) -> None:
     flip(Path("output/checkpoint-4/model.safetensors"))
     message = refusal("--resume_from_checkpoint", "output/checkpoint-4")
     assert "the checksums in SHA256SUMS do not match model.safetensors" in message
@@ -441,7 +441,7 @@ def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, v
     assert parse_arguments(types, [yaml.safe_load(recipe_text(recipe))]) == by_mapping
 
 
-def test_places_are_a_list_or_a_text_with_commas_and_names_are_a_list() -> None:
+def test_sources_are_a_list_or_comma_separated_and_class_names_a_list() -> None:
     def data_of(task: str, **options: Any) -> Any:
         return build(TASKS[task].argument_types(), {"dataset_name": "data", "output_dir": "out", **options})[0]
 

@@ -99,7 +99,7 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_and_index() -> None:
     assert len(dataset) == 1437
 
 
-def test_worker_processes_that_stay_learn_of_the_next_epoch() -> None:
+def test_persistent_workers_use_the_current_epoch() -> None:
     dataset = AugmentedDataset(load_digits()["train"].select(range(4)), small_affine(), seed=0)
     loader = torch.utils.data.DataLoader(
         dataset, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
@@ -161,7 +161,7 @@ RECORD = TrainingInfo(
 )
 
 
-def test_card_says_what_was_measured_how_and_on_what_and_has_metadata_that_the_hub_reads(tmp_path: Path) -> None:
+def test_model_card_contains_scores_data_and_hub_metadata(tmp_path: Path) -> None:
     info = dataclasses.replace(RECORD, pictures={"Predictions": "predictions.png"})
     card = ModelCard.load(write_model_card(tmp_path, info))
     metadata = (card.data.license, card.data.pipeline_tag, card.data.library_name)
@@ -222,7 +222,7 @@ def card_of(folder: Path, **changes: Any) -> str:
     return write_model_card(folder, dataclasses.replace(RECORD, **changes)).read_text()
 
 
-def test_card_takes_the_users_word_and_marks_all_that_share_the_best_score(tmp_path: Path) -> None:
+def test_model_card_respects_lower_is_better_and_marks_ties(tmp_path: Path) -> None:
     cost = {"metrics": {"cost": 1.0}, "baselines": {"a peer": {"cost": 2.0}}}
     assert "| cost | 1.0000 | **2.0000** |" in card_of(tmp_path, **cost)
     assert "| cost | **1.0000** | 2.0000 |" in card_of(tmp_path, **cost, lower_is_better=["cost"])
@@ -448,7 +448,7 @@ def test_an_unreadable_image_stops_a_training_or_is_left_out(tmp_path: Path, cap
     assert "train-00009.tar: zz/000.png" in caplog.text
 
 
-def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_path: Path) -> None:
+def test_persistent_workers_do_not_reuse_another_evaluation_dataset(tmp_path: Path) -> None:
     command = ["--use_cpu", "--output_dir", "out", "--dataloader_num_workers", "2"]
     for options, stays in ((command[:3], False), (command, True), ([*command, f"--{STAYING}", "false"], False)):
         assert vars(parse_arguments((HfViTTrainingArguments,), options)[0])[STAYING] is stays
