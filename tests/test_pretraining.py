@@ -56,7 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, trainings: Trainings, *words: Any, **o
     return pretrain(*words, report=said.append, **options), said
 
 
-def test_the_labeled_starts_from_the_unlabeled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_labeled_training_starts_from_the_pretrained_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainings = Trainings()
     result, said = call(monkeypatch, trainings, "photos", "labeled", minutes=50, output_dir=tmp_path / "out", seed=3)
     words = [called[0] for called in trainings.calls]
@@ -107,7 +107,9 @@ def test_a_loss_and_missing_labels_are_reported(monkeypatch: pytest.MonkeyPatch,
         call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
 
 
-def test_images_are_opened_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_data_and_several_processes_raise_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_class_folders(tmp_path / "labeled", ["cat", "dog"])
     with pytest.raises((OSError, ValueError), match="missing"):
         pretrain(tmp_path / "missing", tmp_path / "labeled", output_dir=tmp_path / "out", **OPTIONS)
@@ -117,7 +119,7 @@ def test_images_are_opened_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pretrain("photos")
 
 
-def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pretraining_resumes_an_existing_output_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "out" / "encoder" / "checkpoint-7").mkdir(parents=True)
     with pytest.raises(ValueError, match="not empty: choose another, or set resume"):
         call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "out")
@@ -152,7 +154,7 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretraining_writes_models_and_a_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     # Three seconds are not enough for 20 steps of each training run.

@@ -183,7 +183,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None
     assert not torch.equal(model.depth_head.decoder.predictor.bias, source.depth_head.decoder.predictor.bias)
 
 
-def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:
+def test_smaller_errors_select_the_best_model(tmp_path: Path) -> None:
     for name, is_greater_better in (("abs_rel", False), ("eval_rmse", False), ("delta1", True), ("loss", False)):
         args = HfViTTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=name, report_to="none")
         assert args.greater_is_better is is_greater_better

@@ -118,9 +118,7 @@ def test_an_evaluation_gives_the_scores_of_the_training(workplace: Path, tmp_pat
     assert scores == pytest.approx(trained, rel=1e-5)
 
 
-def test_a_saved_encoder_stays_frozen_and_a_saved_model_goes_on_with_its_tokens(
-    workplace: Path, tmp_path: Path
-) -> None:
+def test_saved_encoder_stays_frozen_and_saved_model_keeps_its_tokenizer(workplace: Path, tmp_path: Path) -> None:
     config = HfViTConfig(image_size=16, **CONFIG)
     HfViTModel(config).save_pretrained(tmp_path / "vision")
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "vision")

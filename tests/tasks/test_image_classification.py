@@ -58,7 +58,7 @@ def saved(tmp_path: Path) -> tuple[Path, HfViTForImageClassification]:
 
 @pytest.mark.parametrize("use_distillation_token", [False, True])
 @pytest.mark.parametrize("names", [NAMES, ["bird", "cow"]])
-def test_missing_weights_are_reported_once_and_a_saved_model_attends_as_it_is_told(
+def test_missing_weights_are_reported_once_and_attention_is_selectable(
     names: list[str],
     use_distillation_token: bool,
     saved: tuple[Path, HfViTForImageClassification],

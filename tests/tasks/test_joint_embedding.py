@@ -89,7 +89,7 @@ def test_the_scores_depend_only_on_model_and_images(objective: str, workplace: P
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-4)
 
 
-def test_a_teacher_is_not_averaged_twice(tmp_path: Path) -> None:
+def test_schedule_free_optimizer_with_a_teacher_raises(tmp_path: Path) -> None:
     write_colors(tmp_path / "colors")
     options = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
     arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)

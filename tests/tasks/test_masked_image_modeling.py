@@ -39,7 +39,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(
+def test_training_beats_the_untrained_baseline_in_the_card(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = workplace / "encoder"
@@ -87,7 +87,7 @@ for auto in (AutoModel, AutoModelForImageClassification, AutoModelForMaskedImage
 """
 
 
-def test_it_opens_as_every_task_where_the_package_is_not(workplace: Path) -> None:
+def test_pretrained_model_opens_as_other_tasks_without_the_package(workplace: Path) -> None:
     Image.open(workplace / "colors" / "test" / "red" / "0.png").save(workplace / "image.png")
     printed = run_without_package(OPENED, workplace).stdout.splitlines()
     norm = float(load_file(workplace / "encoder" / "model.safetensors")["model.norm.weight"].double().sum())
@@ -99,7 +99,7 @@ def test_it_opens_as_every_task_where_the_package_is_not(workplace: Path) -> Non
     ]
 
 
-def test_a_classifier_starts_from_it(workplace: Path) -> None:
+def test_classifier_starts_from_the_pretrained_encoder(workplace: Path) -> None:
     arguments = TaskArguments(dataset_name="colors", model_name_or_path=str(workplace / "encoder"))
     model, _ = load_classifier(arguments, ["red", "green", "blue"])
     saved = load_file(workplace / "encoder" / "model.safetensors")

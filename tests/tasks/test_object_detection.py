@@ -114,7 +114,9 @@ def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
         ("deformable", {"num_groups": 1}, {"query_features.weight", "query_boxes.weight"}),
     ],
 )
-def test_other_queries_are_fresh(case: str, options: dict[str, int], fresh: set[str], tmp_path: Path) -> None:
+def test_changed_query_options_reinitialize_only_their_weights(
+    case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
+) -> None:
     before, given = save_trained(case, tmp_path).state_dict(), {"detection_config": options}
     arguments = TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path), config_overrides=given)
     after = load_model(HfViTForObjectDetection, arguments)[0].state_dict()

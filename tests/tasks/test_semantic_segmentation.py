@@ -89,7 +89,9 @@ def test_a_published_backbone_is_trained_and_its_balanced_loss_saved(scenes: Pat
     assert len(set(model.options.class_weights)) > 1
 
 
-def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_segmentation_starts_from_the_encoder_of_a_classifier(
+    scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = HfViTForImageClassification(HfViTConfig(**BACKBONE, num_labels=7))
     saved = save(source, tmp_path / "classifier")
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, *NO_CHANGE]
@@ -207,7 +209,7 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert scales_to_try(processor, [(640, 640)] * 3)[0] == [1.5, 2.0, 3.0]
 
 
-def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
+def test_whole_image_processor_never_crops_and_may_keep_the_aspect_ratio() -> None:
     config, image = HfViTConfig(**BACKBONE), torch.zeros(3, 30, 60, dtype=torch.uint8)
     cropping = HfViTImageProcessor(size={"shortest_edge": 20}, do_center_crop=True, crop_size=16, image_mean=0.3)
     for keep_aspect_ratio, shape in ((True, (16, 32)), (False, (16, 16))):

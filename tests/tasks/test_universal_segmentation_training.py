@@ -22,7 +22,7 @@ TASK = "universal_segmentation"
 PROBABILITIES = "universal_segmentation_head.mask_probabilities"
 
 
-def test_masked_attention_is_annealed_and_the_processor_knows_stuff(scenes: Path, tmp_path: Path) -> None:
+def test_masked_attention_is_annealed_and_the_processor_stores_stuff_classes(scenes: Path, tmp_path: Path) -> None:
     options = ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "9"]
     train(TASK, scenes, tmp_path, *options, "--eval_strategy", "no")
     files = [tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1, 2, 3, 4)]
@@ -36,7 +36,7 @@ def test_masked_attention_is_annealed_and_the_processor_knows_stuff(scenes: Path
     assert "| things | cat, dog |" in (tmp_path / "README.md").read_text()
 
 
-def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path, tmp_path: Path) -> None:
+def test_thing_classes_are_required_and_written_to_the_card(scenes: Path, tmp_path: Path) -> None:
     arguments = arguments_of(TASK, scenes, tmp_path / "out", *A_FEW_STEPS)
     place = arguments.index("--thing_classes")
     with pytest.raises(SystemExit, match=r'contain classes but no instances\. .* --thing_classes "dog"'):
