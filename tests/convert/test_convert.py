@@ -53,7 +53,7 @@ def test_shards_pickles_and_files_open_too(folder, tmp_path):
     assert_same_weights(HfViTForImageClassification.from_pretrained(folder), expected)
 
 
-def test_what_was_opened_saves_as_ours_in_the_dtype_of_the_file_or_the_one_asked_for(folder, tmp_path):
+def test_converted_model_saves_as_hf_vit_in_the_file_or_given_dtype(folder, tmp_path):
     model = HfViTForImageClassification.from_pretrained(folder)
     model.save_pretrained(tmp_path / "ours")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
@@ -64,7 +64,7 @@ def test_what_was_opened_saves_as_ours_in_the_dtype_of_the_file_or_the_one_asked
     assert {parameter.dtype for parameter in HfViTModel.from_pretrained(folder).parameters()} == {torch.bfloat16}
 
 
-def test_labels_come_along_and_others_get_a_fresh_head(folder):
+def test_labels_are_kept_and_changed_labels_reinitialize_the_head(folder):
     for labels in ({"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}):
         model, info = HfViTForImageClassification.from_pretrained(folder, output_loading_info=True, **labels)
         assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}

@@ -82,7 +82,7 @@ def test_equals_source(kind, dtype, tmp_path):
 
 
 @torch.no_grad()
-def test_attention_mask_of_clip_hides_what_it_hides_there(tmp_path):
+def test_attention_mask_of_clip_texts_equals_transformers(tmp_path):
     source = save_source("clip", tmp_path)
     model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
     _, texts = draw_inputs(torch.float32)

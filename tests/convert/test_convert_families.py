@@ -122,7 +122,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
         ("ViTPose", {"model_type": "swin"}, "backbone_config has model_type='swin'"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(name, changes, message, tmp_path):
+def test_unsupported_configuration_fields_raise(name, changes, message, tmp_path):
     """Change fields of the configuration (for ViTPose, of the backbone) or select an expert by an argument."""
     save_source(name, tmp_path)
     chosen = changes if "dataset_index" in changes else {}

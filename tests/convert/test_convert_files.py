@@ -323,7 +323,7 @@ def test_lone_file_of_timm_opens_by_its_architecture(architecture, message, tmp_
     assert_equals_timm(theirs, lambda dtype: opened(dtype=dtype))
 
 
-def test_what_a_file_does_not_tell_is_asked_for_and_what_is_given_wins(tmp_path):
+def test_missing_hyperparameters_raise_and_given_values_take_priority(tmp_path):
     file = save_plain(tmp_path, embed_dim=96, num_heads=4)
     with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Give num_attention_heads="):
         HfViTModel.from_pretrained(file)
@@ -423,7 +423,7 @@ LONE_FILES = {
 
 
 @pytest.mark.parametrize("name", LONE_FILES)
-def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name, tmp_path):
+def test_given_image_size_with_equal_patch_count_resizes_the_table(name, tmp_path):
     (make, untold), file = LONE_FILES[name], tmp_path / name
     write_npz(file, make()) if file.suffix == ".npz" else torch.save(make(), file)
     expected = HfViTModel.from_pretrained(file, **untold)

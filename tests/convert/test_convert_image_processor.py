@@ -136,7 +136,7 @@ def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name
 
 
 @pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2"}))
-def test_keys_left_out_are_the_defaults_of_the_class_and_an_int_size_means_what_it_means_there(name):
+def test_missing_keys_and_int_sizes_follow_the_source_class(name):
     kind = getattr(transformers, f"{name}ImageProcessor")
     named = {"image_processor_type": f"{name}ImageProcessor"}
     for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
@@ -227,7 +227,7 @@ def read_transformers(said):
         (read_open_clip, {"resize_mode": "longest"}, "resize_mode='longest' is not supported"),
     ],
 )
-def test_file_that_cannot_be_honored_is_refused_by_name(read, said, message):
+def test_unsupported_image_processor_files_raise(read, said, message):
     with pytest.raises(ValueError, match=message):
         read(dict(said))
 
@@ -252,7 +252,7 @@ def test_timm_file_gives_the_pixels_of_its_transform(photos, name, backend):
     assert_same_pixels(processor, photos, [transform(photo) for photo in photos])
 
 
-def test_timm_file_of_another_number_of_channels_says_so():
+def test_timm_file_with_another_number_of_channels_raises():
     options = timm_image_processor_options({"input_size": [1, 28, 28], "mean": [0.1307], "std": [0.3081]})
     pixels = BACKENDS["pil"](**options)(Image.new("RGB", (40, 30)), return_tensors="pt").pixel_values
     assert pixels.shape == (1, 1, 28, 28)
@@ -314,7 +314,7 @@ def test_timm_folder_without_options_gets_those_of_timm(tmp_path, caplog, said, 
     assert processor.crop_size == {"height": 32, "width": 32}
 
 
-def test_lone_file_is_understood_by_what_is_given(tmp_path):
+def test_image_processor_of_a_weight_file_follows_its_arguments(tmp_path):
     save_file(drawn("vit_small_patch16_rope_224").state_dict(), tmp_path / "vit.safetensors")
     given = {"architecture": "vit_small_patch16_rope_224"}
     processor = load_image_processor(tmp_path / "vit.safetensors", 64, given=given)

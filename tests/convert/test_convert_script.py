@@ -116,7 +116,7 @@ def test_differing_outputs_are_not_written_unless_told(vit, tmp_path, monkeypatc
     assert (tmp_path / "ours" / "model.safetensors").is_file()
 
 
-def test_changes_on_the_way_in(vit, tmp_path):
+def test_config_overrides_change_the_converted_model(vit, tmp_path):
     overrides = {"image_size": 64, "patch_size": 16, "num_channels": 1}
     convert(vit, tmp_path / "ours", "--config_overrides", json.dumps(overrides), "--task", "features")
     model = HfViTModel.from_pretrained(tmp_path / "ours")
@@ -136,7 +136,7 @@ def test_half_precision_and_a_checkpoint_without_image_processor(vit, tmp_path):
     assert processor.image_mean == (0.5, 0.5, 0.5)
 
 
-def test_out_and_in_again(tmp_path):
+def test_export_and_import_restore_the_weights(tmp_path):
     model = HfViTForImageClassification(small_config(position_antialias=True))
     draw_weights(model)
     model.save_pretrained(tmp_path / "ours")

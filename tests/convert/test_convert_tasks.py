@@ -138,7 +138,7 @@ def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path, capsys):
         assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
 
 
-def test_groups_of_training_and_the_backbone_of_lw_detr_come_along(tmp_path):
+def test_lw_detr_conversion_includes_query_groups_and_backbone(tmp_path):
     source = save_source("LW-DETR", tmp_path, torch.float64).train()
     model = HfViTForObjectDetection.from_pretrained(tmp_path).train()
     for module in (*source.modules(), *model.modules()):
@@ -193,7 +193,7 @@ def test_images_and_logits_are_read_as_by_the_source(source, tmp_path):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_keypoints_come_along_and_others_get_a_fresh_last_layer_of_the_same_head(tmp_path):
+def test_keypoints_are_converted_and_changes_reinitialize_the_last_layer(tmp_path):
     save_source("ViTPose, simple", tmp_path)
     config = HfViTForKeypointDetection.from_pretrained(tmp_path).config
     assert config.id2label == dict(enumerate(KEYPOINTS))
@@ -306,7 +306,7 @@ def test_options_come_along_and_can_be_changed(tmp_path):
     assert config.use_mask_token
 
 
-def test_what_other_checkpoints_do_not_contain_is_fresh(tmp_path):
+def test_weights_missing_in_the_checkpoint_are_initialized(tmp_path):
     hf.ViTMAEModel(hf.ViTMAEConfig(**SHAPE, **DECODER)).save_pretrained(tmp_path / "encoder")
     model, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert set(info["missing_keys"]) == {name for name in model.state_dict() if name.startswith(HEAD)}

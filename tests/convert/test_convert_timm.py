@@ -140,7 +140,7 @@ def assert_same_rotation(config, theirs, architecture):
 # "test_vit" is excluded: its attention heads have the width 32, which cannot be derived from the file.
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
-def test_lone_file_is_opened_as_what_it_is_or_refused(architecture):
+def test_weight_file_without_config_is_recognized_or_raises(architecture):
     options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # Sapiens 2 models need more blocks
     theirs, weights = without_data(architecture, **options)
     names = theirs.state_dict().keys()
@@ -237,7 +237,7 @@ def test_labels_carry_their_descriptions(tmp_path):
         ({"model_args": {"embed_dim": 32}}, "Add num_heads to model_args"),
     ],
 )
-def test_what_is_not_known_is_refused(changes, message, tmp_path):
+def test_unknown_timm_configurations_raise(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         HfViTModel.from_pretrained(saved(tmp_path, **changes))
 
@@ -252,7 +252,7 @@ def test_what_is_not_known_is_refused(changes, message, tmp_path):
         ("vit_huge_patch14_224_clip_laion2b", "vit_huge_patch14_clip_224"),
     ],
 )
-def test_old_names_mean_what_they_mean_today(name, today):
+def test_old_architecture_names_equal_current_names(name, today):
     theirs, weights = without_data(today, depth=1)
     config = published_config(theirs)
     assert TIMM.configure({**config, "architecture": name}, weights.shapes) == TIMM.configure(config, weights.shapes)

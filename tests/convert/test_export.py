@@ -71,7 +71,7 @@ def run_theirs(layout, folder, images):
 
 
 @pytest.mark.parametrize(("layout", "model_class", "options"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
-def test_opens_elsewhere_with_the_same_outputs_and_comes_back(layout, model_class, options, tmp_path):
+def test_export_has_equal_outputs_and_can_be_imported_again(layout, model_class, options, tmp_path):
     model, folder = build(model_class, **options), tmp_path / "exported"
     export_checkpoint(model, folder, layout)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "exported", "model.safetensors"]
@@ -114,13 +114,13 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(layout, model_clas
         ("swin", {}, "Unknown export layout 'swin'.* vit, deit"),
     ],
 )
-def test_what_a_layout_cannot_express_is_refused(layout, options, reason, tmp_path):
+def test_options_unsupported_by_the_layout_raise(layout, options, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         export_checkpoint(build(HfViTForImageClassification, **options), tmp_path / "exported", layout)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_refused_with_the_cure(tmp_path):
+def test_unexportable_models_raise_with_a_suggestion(tmp_path):
     folder = tmp_path / "exported"
     with pytest.raises(ValueError, match=r"mean of both tokens.*Export an HfViTForImageClassification"):
         export_checkpoint(build(HfViTModel, use_distillation_token=True), folder, "timm")

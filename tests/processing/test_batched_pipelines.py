@@ -170,7 +170,7 @@ def test_images_of_several_sizes_go_into_one_batch(name, photos):
 
 
 @pytest.mark.parametrize("name", ["classes", "features", "words", "semantic", "depth", "objects", "keypoints"])
-def test_nothing_is_answered_by_nothing(name, photos, tokenizer):
+def test_empty_inputs_give_empty_results(name, photos, tokenizer):
     case = CASES.get(name, KEYPOINTS)
     answer = pipeline(case.task, **build(case, tokenizer))
     for nothing in ([], (), KeyDataset([], "file"), (photo for photo in ())):

@@ -59,7 +59,7 @@ def server(tmp_path, monkeypatch):
         http_server.shutdown()
 
 
-def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, server):
+def test_image_types_give_equal_pixels(backend, tmp_path, server):
     array, path = noise(40, 50, 3), tmp_path / "image.png"
     image, tensor = PIL.Image.fromarray(array), torch.from_numpy(array)
     image.save(path)
@@ -77,7 +77,7 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert torch.equal(same, outputs[:1].expand_as(same))
 
 
-def test_a_batch_is_its_images_one_by_one_and_leaves_them_as_they_were(backend):
+def test_batch_equals_single_images_and_inputs_are_unchanged(backend):
     images = [noise(30, 40, 3), PIL.Image.fromarray(noise(40, 30)), torch.from_numpy(noise(4, 20, 20)).float()]
     processor = backend(size=24)
     batch = processor(images, return_tensors="pt").pixel_values
@@ -315,7 +315,7 @@ def test_downloads_have_limits_and_lead_to_the_web_alone(server, tmp_path, monke
         image_inputs.open_image(f"{server}/slow", timeout=0.1)
 
 
-def test_channels_convert_only_where_it_is_clear_how_or_do_convert_rgb_says_so():
+def test_ambiguous_channels_convert_only_with_do_convert_rgb():
     for num_channels, given in product((1, 3, 4, 5), range(1, 6)):
         options = {"num_channels": num_channels, "input_data_format": "channels_first"}
         image = noise(given, 20, 30)

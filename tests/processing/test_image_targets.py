@@ -257,7 +257,7 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_a_box_stays_around_its_object_and_comes_back(geometry):
+def test_boxes_follow_their_object_and_can_be_mapped_back(geometry):
     """The image is white inside the box and black elsewhere, so transformed boxes must enclose the white pixels."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
@@ -286,7 +286,7 @@ def test_a_box_stays_around_its_object_and_comes_back(geometry):
     assert result["scores"].tolist() == pytest.approx([0.9, 0.9])
 
 
-def test_boxes_end_at_the_image_and_what_is_cut_away_or_has_no_area_is_gone():
+def test_boxes_are_clipped_and_empty_boxes_removed():
     # The crop contains columns 12 to 32 and rows 10 to 20.
     processor = Processor(do_resize=False, do_center_crop=True, crop_size=(10, 20))
     boxes = [[0, 0, 11, 30], [0, 12, 22, 30], [12, 10, 32, 20], [32, 0, 44, 30]]

@@ -114,7 +114,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 
 @pytest.mark.parametrize("scale", [1, 4])
-def test_keypoints_come_back(photo, scale):
+def test_keypoints_are_recovered_from_heatmaps(photo, scale):
     """Convert keypoints to heatmaps and back. The accuracy is a fraction of a pixel."""
     processor, boxes = Processor(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
@@ -134,7 +134,7 @@ def test_keypoints_come_back(photo, scale):
         assert (result["scores"][inside] > 0.8).all()
 
 
-def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
+def test_threshold_selects_keypoints_and_crop_options_are_saved(tmp_path):
     heatmaps = torch.rand(1, 4, 16, 12) * torch.tensor([0.2, 0.9, 0.5, 0.0])[:, None, None]
     find = Processor(**CROPS).post_process_keypoint_detection
     (every,), (sure,) = (
@@ -157,7 +157,7 @@ def test_sure_keypoints_made_crops_and_saved_options(tmp_path):
     assert loaded.box_padding == 1.5
 
 
-def test_what_does_not_fit_is_refused(photo):
+def test_invalid_boxes_and_keypoints_raise(photo):
     """More invalid boxes and keypoints are tested in `tests/hostile/test_targets.py`."""
     for images, given, message in (
         (photo, {"object_boxes": [BOXES] * 2}, "object_boxes has 2 entries, but there are 1 images"),

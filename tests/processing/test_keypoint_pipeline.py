@@ -112,7 +112,7 @@ def assert_same(actual, wanted):
         assert np.allclose(mine["keypoints"], other["keypoints"], atol=1e-2)
 
 
-def test_it_says_what_the_model_says(folder, pipe):
+def test_keypoint_pipeline_returns_the_model_predictions(folder, pipe):
     found = pipe(photo(folder), boxes=BOXES)
     assert_same(found, expected(folder, photo(folder), BOXES))
     json.dumps(found)  # results must be JSON-serializable
@@ -200,7 +200,7 @@ def test_inputs_that_do_not_fit_are_refused(folder, pipe):
         pipe("nowhere.png")
 
 
-def test_models_name_the_pipelines_that_know_them(folder, tmp_path):
+def test_saved_models_name_their_custom_pipelines(folder, tmp_path):
     def pipelines_of(place):
         return json.loads((place / "config.json").read_text()).get("custom_pipelines")
 

@@ -210,7 +210,7 @@ def test_mask_threshold_moves_the_edge_and_nothing_found_is_a_map_of_nothing():
     assert instances(outputs, return_coco_annotation=True)[0]["segmentation"] == []
 
 
-def test_the_processor_knows_what_to_fuse_and_the_call_knows_better():
+def test_call_option_label_ids_to_fuse_overrides_the_processor():
     outputs = universal_outputs()
     method = HfViTImageProcessor(label_ids_to_fuse=[0, 1, 2, 3, 4]).post_process_panoptic_segmentation
     options = {"overlap_mask_area_threshold": 0.1}
@@ -325,7 +325,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
     assert_same_depth(found, depth_maps(depth_outputs(depth[:, :height, :width]), sizes[:1]))
 
 
-def test_sizes_that_the_images_had_not_ask_for_the_mask():
+def test_mismatched_target_sizes_request_the_patch_mask():
     processor = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=8)
     outputs = semantic_outputs(draw(2, 5, 20, 10))
     message = r"The outputs of size 20 x 10 do not match images of target_sizes.* Pass the patch_attention_mask"

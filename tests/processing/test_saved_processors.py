@@ -247,7 +247,7 @@ def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
         HfViTImageProcessor.from_pretrained(folder)
 
 
-def test_what_is_translated_is_ours_once_saved(tmp_path, backend):
+def test_converted_processor_is_saved_as_hf_vit(tmp_path, backend):
     source = write(tmp_path / "source", "preprocessor_config.json", PUBLISHED["facebook/dinov2-base"])
     processor = backend.from_pretrained(source, size={"shortest_edge": 64}, crop_size=56)
     assert (processor.size, processor.crop_size) == ({"shortest_edge": 64}, {"height": 56, "width": 56})
