@@ -27,7 +27,7 @@ def test_boxes_of_the_proportions_of_the_crop_span_it_and_others_grow_around_the
         assert torch.allclose(corners, torch.tensor([25.0, 40.0]) + torch.stack((-half, half)), atol=1e-5)
 
 
-def test_points_come_back_keypoints_outside_are_none_and_boxes_need_a_size() -> None:
+def test_points_map_back_and_outside_keypoints_are_unlabeled() -> None:
     points = torch.tensor(np.random.default_rng(0).uniform(0, 90, (7, 2)))
     matrix = crop_matrix(BOXES[0], (64, 48), 1.25)
     assert torch.allclose(apply_matrix(apply_matrix(points, matrix), invert_matrix(matrix)), points, atol=1e-12)
@@ -61,7 +61,7 @@ def test_pixels_go_where_points_go(box: torch.Tensor, dtype: torch.dtype) -> Non
         assert ((crop[:2].movedim(0, -1) - places)[is_inside].abs() <= tolerance).all()
 
 
-def test_a_whole_square_image_stays_as_it_is_and_a_crop_beside_it_is_black() -> None:
+def test_full_square_crop_is_the_image_and_outside_crop_is_black() -> None:
     image = PLACES[..., :HEIGHT]
     matrix = crop_matrix(torch.tensor([0.0, 0.0, HEIGHT - 1, HEIGHT - 1]), (HEIGHT, HEIGHT), 1.0)
     assert torch.equal(warp(image, matrix, (HEIGHT, HEIGHT)), image)

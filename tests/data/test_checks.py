@@ -82,7 +82,7 @@ def odd_images() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
+def test_image_columns_decode_like_the_image_reader(tmp_path):
     # Training must read the same pixels as inference.
     kinds = odd_images()
     for name, content in kinds.items():
@@ -151,7 +151,7 @@ def test_another_seed_holds_out_other_images_and_splits_need_all_classes():
         expect_error(message, hold_out, labeled(*counts), fraction)
 
 
-def test_results_and_data_lie_apart(tmp_path, monkeypatch):
+def test_output_folder_must_be_separate_from_the_data(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "out" / "data").mkdir(parents=True)
     (tmp_path / "out" / "table.csv").touch()

@@ -86,7 +86,7 @@ def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest
     assert "2.jpg" in caplog.text
 
 
-def test_what_is_wrong_is_listed_or_left_out(masks: TargetData, tmp_path: Path) -> None:
+def test_invalid_examples_are_listed_or_skipped(masks: TargetData, tmp_path: Path) -> None:
     samples.write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(samples.SHAPE, 3, np.uint8))
     found = {"train": faults(masks), "validation": {}}
     with pytest.raises(ValueError, match=r"^1 of 6 images cannot be trained on:\n  mask of .*1\.jpg has the labels 3"):

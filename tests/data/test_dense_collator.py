@@ -60,7 +60,7 @@ def test_targets_are_kept_at_full_size_and_crowds_are_evaluated_but_not_learned(
 
 
 @KINDS
-def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> None:
+def test_batches_equal_the_output_of_the_processor(kind: list[dict[str, Any]]) -> None:
     batch = DensePredictionCollator(PROCESSOR)(kind)
     assert torch.equal(
         batch["pixel_values"], PROCESSOR([example["image"] for example in kind], return_tensors="pt").pixel_values

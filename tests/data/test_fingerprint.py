@@ -31,7 +31,7 @@ def differing(first: dict[str, object], second: dict[str, object]) -> set[str]:
     return {name for name in first if first[name] != second[name]}
 
 
-def test_files_may_move_and_everything_else_is_told(photos: Path, tmp_path: Path) -> None:
+def test_fingerprint_ignores_moved_files_and_detects_other_changes(photos: Path, tmp_path: Path) -> None:
     begun = fingerprint(rows_of(photos))
     moved = Path(shutil.move(photos, tmp_path / "other"))
     rows = rows_of(moved)
@@ -45,7 +45,7 @@ def test_files_may_move_and_everything_else_is_told(photos: Path, tmp_path: Path
     assert differing(begun, fingerprint(rows)) == {"contents"}
 
 
-def test_images_beside_their_rows_are_told_by_their_bytes() -> None:
+def test_embedded_images_are_identified_by_their_bytes() -> None:
     labels = ClassLabel(names=["cat", "dog"])
     features = Features({"image": Image(decode=False), "label": labels, "box": Value("int64")})
 

@@ -263,7 +263,7 @@ def test_columns_of_objects_may_have_keypoints(tmp_path: Path, form: str) -> Non
     assert data.splits["train"]["file"][:] == ["image 0 of train", "image 0 of train", "image 2 of train"]
 
 
-def test_names_say_what_a_mirror_image_swaps_and_what_is_assumed(caplog) -> None:
+def test_flip_pairs_are_derived_from_keypoint_names(caplog) -> None:
     for pair in (
         "left_eye right_eye", "Left-Eye Right-Eye", "leftear rightear", "L_Ear R_Ear", "LEar REar", "eye.l eye.r",
         "earL earR", "LeftEye RightEye", "hand_left_thumb1 hand_right_thumb1", "earleft earright",

@@ -22,7 +22,7 @@ def link(place: Path, target: Path) -> None:
     place.symlink_to(target, target_is_directory=True)
 
 
-def test_links_that_lead_back_add_no_image(tmp_path: Path) -> None:
+def test_circular_links_add_no_images(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "photos", ["bee", "cow"])
     before = load_image_classification(str(folder))
     link(folder / "train" / "cow" / "all", folder)
@@ -117,7 +117,7 @@ def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) ->
         expect_error(r"b\.tgz: it is truncated or damaged", check_tars, [str(tmp_path / "b.tgz")], error=OSError)
 
 
-def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tmp_path: Path) -> None:
+def test_truncated_parquet_files_raise_before_streaming(tmp_path: Path) -> None:
     for number in range(2):
         dataset_of(["cat", "dog"] * 5).to_parquet(tmp_path / f"train-{number}.parquet")
     assert len(list(stream_images([str(tmp_path)])["train"])) == 20

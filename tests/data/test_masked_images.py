@@ -142,7 +142,7 @@ def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, 
 
 
 @pytest.mark.parametrize(("workers", "skip_unreadable"), [(0, False), (2, True)])
-def test_a_stream_goes_on_after_batches_that_it_does_not_read(photos, workers, skip_unreadable):
+def test_resumed_stream_continues_after_skipped_batches(photos, workers, skip_unreadable):
     def batches(count: int, done: int) -> list[Any]:
         stream = streamed(photos, keep_file, skip_unreadable=skip_unreadable)
         stream.start_after(done, 2)
@@ -156,7 +156,7 @@ def test_a_stream_goes_on_after_batches_that_it_does_not_read(photos, workers, s
     assert None not in whole[0]
 
 
-def test_what_a_stream_has_done_is_not_decoded_and_one_without_images_ends(photos: Path) -> None:
+def test_skipped_stream_images_are_not_decoded_and_empty_streams_end(photos: Path) -> None:
     read: list[str] = []
     stream = streamed(photos, keep_file, read_target=lambda row: read.append(row["file"]) or {})
     stream.start_after(3, 4)

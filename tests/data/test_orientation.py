@@ -325,7 +325,7 @@ def test_the_warning_counts_images_and_targets_alone_are_turned_too(tmp_path: Pa
     assert all(np.array_equal(labels.numpy(), scenes[0].labels) for labels in data.examples("train").read_targets())
 
 
-def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) -> None:
+def test_annotations_that_fit_neither_size_raise_for_every_option(tmp_path: Path) -> None:
     scene = Scene(6, WIDE, "stored")
     load = semantic(tmp_path / "masks", scene)
     write_image(tmp_path / "masks" / "train" / "masks" / "a.png", np.zeros((5, 5), np.uint8))

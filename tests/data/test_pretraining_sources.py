@@ -64,7 +64,7 @@ def test_targets_beside_images_are_left_out(targets: str, tmp_path: Path) -> Non
     assert found == {split: [f"images/{split}/1.jpg"] for split in ("train", "test")}
 
 
-def test_layouts_and_columns_of_classifiers_tell_their_classes(tmp_path: Path) -> None:
+def test_classification_layouts_and_columns_define_the_classes(tmp_path: Path) -> None:
     samples.dataset_of([1, 0, -1], ["cat", "dog"]).to_parquet(tmp_path / "parquet.parquet")
     samples.dataset_of(["b", "a", "b"]).save_to_disk(tmp_path / "saved")
     samples.write_idx(tmp_path / "idx", "train", [3, 1, 3])

@@ -144,7 +144,7 @@ def test_a_file_name_or_a_key_that_json_has_twice_is_refused(tmp_path: Path) -> 
     expect_error(r"id2label\.json is not a JSON object .*: the key '0' occurs 2 times", read_class_file, names)
 
 
-def test_numbers_in_front_of_class_names_are_no_part_of_them_but_others_are(tmp_path: Path) -> None:
+def test_class_names_are_read_without_leading_class_numbers(tmp_path: Path) -> None:
     file = samples.write_mask_folders(tmp_path) / "classes.txt"
     for lines in (
         ["0 sky", "1 road", "2 car"], ["0: sky", "1: road", "2: car"], ["0,sky", "1,road", "2,car"],
@@ -182,7 +182,7 @@ def leave(folder: Path) -> None:
             (place / name).write_bytes(b"\0" * 9)
 
 
-def test_what_systems_leave_is_no_class_and_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_operating_system_files_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = samples.write_class_folders(tmp_path, ["cat", "dog"])
     counts = {split: len(images) for split, images in load_image_classification(str(folder)).items()}
     for split in counts:

@@ -307,7 +307,7 @@ def test_folders_without_images_are_refused(tmp_path, files, empty, message):
     expect_error(message, load, tmp_path)
 
 
-def test_what_is_left_out_of_a_folder_is_said_and_a_table_is_named(tmp_path, caplog):
+def test_ignored_files_of_a_folder_are_reported(tmp_path, caplog):
     write_pictures(tmp_path, *(f"train/{name}.png" for name in ("a/0", "b/1", "2")), "extra/a/3.png", "test/2.png")
     write_pictures(tmp_path, "val/a/3.png")
     (tmp_path / "train" / "a" / "photo.heic").touch()

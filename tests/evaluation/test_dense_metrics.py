@@ -115,7 +115,7 @@ def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() 
     assert score(PanopticMetric(NAMES, THINGS), *pairs)["pq"] == pytest.approx(judge.compute().item(), abs=1e-6)
 
 
-def test_a_mostly_void_segment_is_no_false_positive_and_wrong_segments_are_refused() -> None:
+def test_mostly_void_segments_are_no_false_positives_and_bad_segments_raise() -> None:
     target = {"masks": masks_of([(0, 4, 0, 4)], (4, 10)), "class_labels": [0]}
     segmentation = np.full((4, 10), -1)
     segmentation[:, :4], segmentation[:, 6:] = 0, 1
@@ -229,7 +229,7 @@ def test_depth_scores_are_the_means_of_images(alignment: Any) -> None:
     assert scores == pytest.approx({name: np.mean([one[name] for one in expected]) for name in scores}, abs=1e-9)
 
 
-def test_a_wrong_scale_costs_nothing_after_alignment_and_crops_count_what_is_inside() -> None:
+def test_aligned_depth_ignores_scale_and_crops_exclude_the_outside() -> None:
     target = dense.depth_image(0)[1]
     depth = np.where(np.isfinite(target) & (target > 0), target, 1.0)
     assert score(DepthMetric(alignment="median"), (0.01 * depth, target))["abs_rel"] == pytest.approx(0, abs=1e-12)

@@ -221,7 +221,7 @@ def test_a_folder_holds_features_of_one_kind_and_of_unchanged_images(workplace: 
         extract_to(workplace / "encoder", photos, tmp_path / "features")
 
 
-def test_what_cannot_be_extracted_is_said(workplace: Path, tmp_path: Path) -> None:
+def test_invalid_extraction_options_raise(workplace: Path, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bare", use_cls_token=False, pooling="mean")
     for options, message in (
         ({"features": ["cls"]}, "no CLS token, required for cls. Use --features mean"),

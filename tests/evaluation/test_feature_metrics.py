@@ -93,7 +93,7 @@ def test_ranks_are_those_of_a_plain_loop(max_compared: int, monkeypatch: pytest.
     assert of_texts.max() > 0
 
 
-def test_what_is_all_alike_or_no_number_is_found_last() -> None:
+def test_equal_and_nan_embeddings_get_the_worst_rank() -> None:
     for value in (0.5, math.nan):
         images, texts = torch.full((len(COUNTS), 4), value), torch.full((int(COUNTS.sum()), 4), value)
         images += 1e-8 * torch.arange(len(images))[:, None]  # differences of the size of rounding errors

@@ -200,7 +200,7 @@ def test_oks_equals_hand_computed_ones() -> None:
         assert scores["pck"] == 0
 
 
-def test_sigmas_of_people_are_those_of_coco_and_what_does_not_fit_is_refused() -> None:
+def test_sigmas_of_people_equal_coco_and_invalid_sigmas_raise() -> None:
     assert list(COCO_SIGMAS.values()) == pytest.approx(Params("keypoints").kpt_oks_sigmas.tolist())
     assert default_oks_sigmas(list(COCO_SIGMAS)[::-1]) == list(COCO_SIGMAS.values())[::-1]
     assert default_oks_sigmas(["nose", "tail"]) == [0.05, 0.05]

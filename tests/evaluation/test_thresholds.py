@@ -22,7 +22,7 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_other_threshold_is_much_better(seed: int) -> None:
+def test_best_threshold_is_close_to_the_optimum(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
     # Scores are rounded to create ties.
@@ -158,7 +158,7 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
 
-def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
+def test_few_images_report_a_cross_fitted_score() -> None:
     generator = np.random.default_rng(0)
     drawn = [[(score, bool(score > generator.random())) for score in generator.random(4)] for _ in range(10)]
     images = [Matches(pairs, 3) for pairs in drawn]
