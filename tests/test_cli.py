@@ -94,7 +94,7 @@ def test_commands_and_tasks_are_listed_and_usages_name_them(capsys: pytest.Captu
         assert re.search(rf"^[Uu]sage: hf-vit {command} ", capsys.readouterr().out, flags=re.MULTILINE)
 
 
-def test_errors_are_one_line_but_faults_of_trainings_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors_are_one_line_and_training_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_option("zzz", {"seed": "", "bf16": "amp"}) == "Unknown option --zzz."
     with pytest.raises(SystemExit, match=r"^hf-vit: There is no folder or file 'nothing/at/all'.*$"):
         cli.main(["info", "nothing/at/all"])
@@ -126,7 +126,7 @@ def test_help_and_version_of_the_command_need_no_library() -> None:
     assert ended.stdout == f"{cli.help_page()}\nhf-vit {hf_vit.__version__}\n0\n"
 
 
-def test_words_become_values_of_the_declared_types() -> None:
+def test_command_line_values_are_converted_to_the_declared_types() -> None:
     words = "--learning_rate 1 --max_steps 3 --bf16 --no_check_images --progressive_sizes 16 32 --use-cpu no --fsdp"
     words += ' --lr_scheduler_kwargs {"power":2} --fsdp_config file.json --label_names a b'
     values, unknown = cli.read(cli.load_page("train image-classification"), words.split())
@@ -366,7 +366,7 @@ def test_a_locale_of_ascii_prints_all_that_a_model_says(tmp_path: Path) -> None:
     assert {label["label"] for label in json.loads(answer)["top_k"]} == {"café", "狗"}
 
 
-def test_a_bad_call_raises_what_python_expects(workplace: Path) -> None:
+def test_invalid_python_calls_raise_exceptions(workplace: Path) -> None:
     for options, message in (
         ({"task": "classify"}, "no task 'classify'"),
         ({"epochs": 3}, r"Unknown option epochs\. Did you mean num_train_epochs\?"),
@@ -383,7 +383,7 @@ def test_a_bad_call_raises_what_python_expects(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
+def test_models_open_without_the_training_dependencies(tmp_path: Path) -> None:
     code = """
         import sys, hf_vit
         assert not [name for name in sys.modules if name.startswith(("hf_vit.training", "hf_vit.api"))]

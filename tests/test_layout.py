@@ -98,7 +98,7 @@ def folder_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def test_what_travels_imports_its_neighbors_and_what_everybody_has() -> None:
+def test_files_saved_with_models_import_only_neighbors_and_common_packages() -> None:
     traveling = ((file, *found) for file in TRAVELING for found in nodes_with_parents(tree_of(file)))
     for path, node, parents in traveling:
         if isinstance(node, ast.ImportFrom) and node.level:

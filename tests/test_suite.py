@@ -61,7 +61,7 @@ def drawn(pytester: pytest.Pytester, *arguments: str) -> dict[str, list[float]]:
     return dict(draws)
 
 
-def test_draws_hang_on_the_seed_and_the_name_alone(pytester: pytest.Pytester) -> None:
+def test_random_numbers_depend_only_on_the_seed_and_the_test_name(pytester: pytest.Pytester) -> None:
     file = pytester.makepyfile(DRAWING).name
     together = drawn(pytester)
     assert len(together) == 9
@@ -115,7 +115,7 @@ def _swept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_swept")
 @pytest.mark.parametrize(("code", "message"), LEAVING.values(), ids=LEAVING)
-def test_leaks_are_refused(
+def test_leaked_files_processes_and_network_use_fail(
     code: str, message: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "PATIENCE", 0.1)
@@ -137,7 +137,7 @@ def test_leaks_are_refused(
     result.stdout.fnmatch_lines(f"*AssertionError: The test {message}")
 
 
-def test_a_refused_connection_is_no_network_that_is_down(pytester: pytest.Pytester) -> None:
+def test_refused_connection_raises_network_refused_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import contextlib, urllib.request
@@ -169,7 +169,7 @@ def test_files_in_the_repository_are_refused(pytester: pytest.Pytester, monkeypa
     assert f"ran beside it, left ['{pytester.path / 'kept' / 'left.txt'}'] behind." in result.stdout.str()
 
 
-def test_libraries_keep_their_files_where_they_end_with_the_tests() -> None:
+def test_library_files_are_in_the_temporary_folder_of_the_tests() -> None:
     from huggingface_hub.constants import HF_HOME
 
     assert Path(HF_HOME).parent == Path.home().parent == Path(os.environ["TMPDIR"]).parent

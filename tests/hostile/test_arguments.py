@@ -58,7 +58,7 @@ def given(*pairs: str) -> list[tuple[str, str]]:
     return [(f"--{pair}", pair.replace(" ", "=")) for pair in pairs]
 
 
-# Large negative numbers and NaN are tested in `test_no_number_of_any_script_is_taken_that_makes_no_sense`.
+# Large negative numbers and NaN are tested in `test_invalid_numbers_raise_for_every_numeric_option`.
 LIBRARY = [
     ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
     ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
@@ -161,7 +161,7 @@ TEACHERS = [
         *rows(script("train image-classification"), SystemExit, TEACHERS),
     ]
 )
-def test_a_training_refuses(row: Row, tmp_path: Path) -> None:
+def test_training_command_rejects_invalid_options(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
 
 
@@ -303,7 +303,7 @@ OTHER_SCRIPTS = [
 
 
 @parametrize(OTHER_SCRIPTS)
-def test_a_script_refuses(row: Row, saved: Path, tmp_path: Path) -> None:
+def test_command_rejects_invalid_options(row: Row, saved: Path, tmp_path: Path) -> None:
     def make(folder: Path) -> list[str]:
         return [argument.replace("SAVED", str(saved)) for argument in row.make(folder)]
 
@@ -336,7 +336,7 @@ def refusal(call: Callable[[], Any]) -> str | None:
 
 
 @pytest.mark.parametrize("task", training.TASKS)
-def test_no_number_of_any_script_is_taken_that_makes_no_sense(task: str, tmp_path: Path) -> None:
+def test_invalid_numbers_raise_for_every_numeric_option(task: str, tmp_path: Path) -> None:
     accepted = set()
     for kind in training.TASKS[task].argument_types():
         required = {name: value for name, value in REQUIRED.items() if name in kind.__dataclass_fields__}

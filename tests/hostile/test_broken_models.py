@@ -130,7 +130,7 @@ def test_a_captioner_without_its_head_generates_nothing(tmp_path: Path) -> None:
         pipeline("image-text-to-text", model=folder)
 
 
-def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:
+def test_saved_code_rejects_broken_checkpoints(tmp_path: Path) -> None:
     places = {name: save(tmp_path / name, change) for name, (change, _) in DAMAGES.items()}
     code = """
     import json
@@ -203,7 +203,7 @@ def test_predictions_refuse_thresholds_that_are_no_probabilities(task: str, tmp_
 
 
 @pytest.mark.parametrize("value", [float("nan"), 5])
-def test_post_processing_refuses_them_too(value: float) -> None:
+def test_post_processing_rejects_invalid_thresholds(value: float) -> None:
     processor = HfViTImageProcessor(size=32, do_affine_crop=True)
     masks = {"class_queries_logits": torch.zeros(1, 4, 3), "masks_queries_logits": torch.zeros(1, 4, 8, 8)}
     objects = {"probabilities": torch.rand(1, 4, 3), "pred_boxes": torch.rand(1, 4, 4)}

@@ -162,5 +162,5 @@ FIELDS = [
         *rows(HfViTForImageClassification.from_pretrained, ValueError, FIELDS[1:]),
     ]
 )
-def test_configurations_processors_and_models_refuse(row: Row, tmp_path: Path) -> None:
+def test_invalid_configurations_of_models_and_processors_raise(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)

@@ -115,7 +115,7 @@ CHECKPOINTS: list[tuple[str, Damage, str]] = [
 
 
 @parametrize(rows(HfViTForImageClassification.from_pretrained, (OSError, ValueError), CHECKPOINTS))
-def test_a_saved_model_refuses(
+def test_damaged_saved_model_raises(
     row: Row, sound: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -376,5 +376,5 @@ DATASETS = [
 
 
 @parametrize(DATASETS)
-def test_a_training_refuses_its_data(row: Row, tmp_path: Path) -> None:
+def test_training_command_rejects_damaged_data(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path, may_list=True)

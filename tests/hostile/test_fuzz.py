@@ -176,7 +176,7 @@ def heads(draw: st.DrawFn) -> dict[str, Any]:
 
 @fuzz(max_examples=250)
 @given(backbone=backbones(), options=st.just({}) | heads(), model_class=st.sampled_from(MODEL_CLASSES))
-def test_a_configuration_builds_a_model_and_comes_back_or_is_refused(
+def test_configuration_builds_and_reloads_a_model_or_raises(
     backbone: dict[str, Any], options: dict[str, Any], model_class: type[HfViTModel]
 ) -> None:
 

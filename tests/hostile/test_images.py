@@ -124,13 +124,13 @@ OTHERS = [
 @parametrize(
     [*rows(PROCESSOR, OSError, FILES), *rows(PROCESSOR, ValueError, INVALID), *rows(PROCESSOR, TypeError, KINDS)]
 )
-def test_the_image_processor_refuses_with_torchvision_and_without(row: Row, tmp_path: Path) -> None:
+def test_both_image_processor_backends_reject_invalid_images(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
     assert_refused(row._replace(call=HfViTImageProcessorPil(**OPTIONS)), tmp_path)
 
 
 @parametrize(OTHERS)
-def test_image_processors_with_other_options_refuse(row: Row, tmp_path: Path) -> None:
+def test_image_processors_with_options_reject_invalid_images(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
 
 
@@ -153,7 +153,7 @@ BROKEN = FILES[:7]
 
 
 @parametrize(rows(None, OSError, BROKEN))
-def test_predictions_go_on_pipelines_refuse(
+def test_predict_skips_broken_images_and_pipelines_raise(
     row: Row, saved: dict[str, Path], tmp_path: Path, pipelines: dict[str, Any]
 ) -> None:
     broken, whole = row.make(tmp_path), tmp_path / "whole.png"

@@ -181,5 +181,5 @@ MODEL_ROWS = [
 
 
 @parametrize([*rows(prepare, ValueError, VALUES), *rows(prepare, TypeError, TYPES), *MODEL_ROWS])
-def test_image_processors_and_models_refuse(row: Row, tmp_path: Path) -> None:
+def test_image_processors_and_models_reject_invalid_targets(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)

@@ -108,7 +108,7 @@ def test_tables_have_means_and_ranges_of_seeds_or_are_refused(script: ModuleType
 
 
 @pytest.mark.parametrize("file", ABLATIONS, ids=lambda file: file.stem)
-def test_the_script_understands_all_variants(script: ModuleType, file: Path, tmp_path: Path) -> None:
+def test_variants_of_all_ablation_files_are_valid(script: ModuleType, file: Path, tmp_path: Path) -> None:
     (header,) = HEADER.finditer(file.read_text())
     assert header["name"] == file.stem
     assert header["result"].startswith("not run: needs ") or (ROOT / header["result"]).is_file()

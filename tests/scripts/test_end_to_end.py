@@ -212,7 +212,7 @@ for name in ("blue", "green", "red"):
 """
 
 
-def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path: Path) -> None:
+def test_published_model_opens_without_the_package(resumed: Path, workplace: Path, tmp_path: Path) -> None:
     assert "Nothing was uploaded" in command(workplace, "push", "resumed", "user/colors", "--dry_run").stdout
     with serve(tmp_path / "hub") as hub:
         command(workplace, "push", "resumed", "user/colors", **hub.client)

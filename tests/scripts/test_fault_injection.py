@@ -17,7 +17,7 @@ def test_a_killed_training_and_damaged_checkpoints_change_nothing(tmp_path: Path
         assert int(resumed) == int(times) > 0
 
 
-def test_what_differs_or_is_lost_is_not_good() -> None:
+def test_differing_or_lost_results_are_not_good() -> None:
     assert fault_injection.Row("a", "kill", equal=True).is_good
     assert not fault_injection.Row("a", "kill", equal=False).is_good
     assert not fault_injection.Row("a", "kill", equal=True, lost=1).is_good

@@ -131,7 +131,7 @@ def test_options_of_the_command_are_refused(workplace: Path, tmp_path: Path) -> 
     assert "not used by the HfArgumentParser: ['--minutes', '3']" in finished.stderr
 
 
-def test_they_are_short_and_use_public_names() -> None:
+def test_example_scripts_are_short_and_use_public_names() -> None:
     for script in SCRIPTS:
         text = (ROOT / "scripts" / f"{script}.py").read_text()
         assert 60 <= len(text.splitlines()) <= 150, script

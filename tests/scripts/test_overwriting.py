@@ -63,7 +63,9 @@ def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
         ("classes", {"picture": "all.jsonl"}, r"Pictures cannot be saved as .* Use \.png or \.jpg"),
     ],
 )
-def test_files_of_others_stay(model: str, options: dict[str, str], message: str, models: Path, photos: Path) -> None:
+def test_predict_does_not_overwrite_unrelated_files(
+    model: str, options: dict[str, str], message: str, models: Path, photos: Path
+) -> None:
     (photos / "link.png").symlink_to(photos / "1.jpg")
     before = contents(photos)
     places = {name: photos / place for name, place in options.items()}
@@ -85,7 +87,7 @@ def test_an_earlier_run_is_replaced_on_request_alone(models: Path, photos: Path,
         hf_vit.predict(models / "masks", photos / "1.jpg", **outputs, overwrite=True)
 
 
-def test_files_of_other_photos_stay(models: Path, photos: Path, tmp_path: Path) -> None:
+def test_predictions_of_other_photos_are_not_overwritten(models: Path, photos: Path, tmp_path: Path) -> None:
     (written,) = hf_vit.predict(models / "depths", photos / "1.jpg", output_dir=tmp_path / "new")
     (tmp_path / "other").mkdir()
     Image.new("RGB", (30, 30)).save(tmp_path / "other" / "1.png")
@@ -100,7 +102,7 @@ def test_files_of_other_photos_stay(models: Path, photos: Path, tmp_path: Path) 
     assert [Path(file).name for file in line["written"]] == ["1_depth.npy", "1_picture.png"]
 
 
-def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
+def test_evaluate_does_not_overwrite_scores_of_a_training_run(tmp_path: Path) -> None:
     data, model, scores = write_scenes(tmp_path / "scenes"), tmp_path / "model", tmp_path / "scores"
     train("semantic_segmentation", data, model, "--max_steps", "1", "--eval_strategy", "no")
     before = contents(model, "validation_*")
@@ -116,7 +118,7 @@ def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
     hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)
 
 
-def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
+def test_visualize_does_not_overwrite_unrelated_files(models: Path, photos: Path) -> None:
     def visualize(photo: str, *options: str) -> None:
         words = [str(models / "classes"), str(photos / photo), "--output_dir", str(photos), "--kinds", "rollout"]
         hf_vit.cli.main(["visualize", *words, *options])

@@ -188,7 +188,7 @@ def test_files_are_opened_once_and_keep_order(saved: Path, tmp_path: Path, monke
     assert [line["top_k"] for line in lines] == pipeline("image-classification", model=str(saved))(files, batch_size=8)
 
 
-def test_models_of_others_leave_broken_files_out_and_are_not_optimized(tmp_path: Path) -> None:
+def test_foreign_models_skip_broken_files_and_are_not_optimized(tmp_path: Path) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "other")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "other")

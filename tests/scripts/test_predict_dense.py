@@ -95,7 +95,7 @@ def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("model", "options"), [("semantic", []), ("universal", ["--subtask", "semantic"])])
-def test_semantic(
+def test_predict_writes_semantic_maps(
     model: str, options: list[str], workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = run(workplace, model, tmp_path, capsys, *options)
@@ -117,7 +117,9 @@ def test_semantic(
 
 
 @pytest.mark.parametrize("subtask", ["panoptic", "instance"])
-def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_writes_segments(
+    subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = run(workplace, "universal", tmp_path, capsys, "--subtask", subtask, "--threshold", "0.1")
     method = f"post_process_{subtask}_segmentation"
     results = post_processed(workplace, "universal", method, threshold=0.1, overlap_mask_area_threshold=0.8)
@@ -140,7 +142,7 @@ def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.
             assert np.array_equal(numbers == 255, result["segmentation"] == -1)
 
 
-def test_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_writes_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(workplace, "depth", tmp_path, capsys)
     results = post_processed(workplace, "depth", "post_process_depth_estimation")
     for line, expected in zip(lines, (result["predicted_depth"].numpy() for result in results), strict=True):

@@ -52,7 +52,7 @@ def rows_of(file: str) -> list[list[str]]:
         return list(csv.reader(stream))
 
 
-def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_returns_boxes(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = predict(workplace, capsys, "objects", "--threshold", "0.2", "--output_dir", str(tmp_path))
     assert not any("best_score" in line for line in lines)
     detect = pipeline("object-detection", model=str(workplace / "objects"))
@@ -67,7 +67,9 @@ def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert Path(picture).name == f"{Path(line['file']).stem}_picture.png"
 
 
-def test_keypoints_of_whole_images_and_sure_ones_alone(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_returns_keypoints_of_whole_images_above_the_threshold(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = predict(workplace, capsys, "pose")
     for line, (width, height) in zip(lines, SIZES.values(), strict=True):
         (pose,) = line["poses"]
@@ -95,7 +97,7 @@ def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.Capt
     assert rows_of(high["written"][0]) == [header]
 
 
-def test_objects_to_poses(
+def test_predicted_boxes_are_inputs_of_keypoint_prediction(
     workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     image, pictures = str(workplace / "images" / "wide.png"), [tmp_path / "new" / f"{name}.png" for name in "ab"]

@@ -43,7 +43,7 @@ def test_a_part_without_its_packages_is_no_failure(tmp_path: Path, monkeypatch: 
     assert "not run: needs no_such_package" in (tmp_path / "proof" / "report.md").read_text()
 
 
-def test_what_is_timed_needs_no_data_and_no_training() -> None:
+def test_benchmarks_do_not_import_data_evaluation_and_training() -> None:
     subjects = ("classification", "dense", "detection", "pipelines", "serving")
     code = "; ".join(["import sys", *(f"import benchmarks.{subject}" for subject in subjects)])
     code += "; sys.exit(str({'hf_vit.data', 'hf_vit.evaluation', 'hf_vit.training'} & set(sys.modules) or '') or 0)"
@@ -78,7 +78,7 @@ def test_trainings_are_compared_by_losses_and_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cpu", "--quick", "--parts", "serving", "--output_dir", str(tmp_path / "proof")]
     prove_on_gpu.main([*words, "--minutes", "0"])
     assert "serving: not run" in capsys.readouterr().out

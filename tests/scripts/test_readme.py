@@ -188,7 +188,7 @@ def test_code_of_the_other_readmes_runs_block_after_block(workplace: Path) -> No
                 exec(compile(block.code, f"{get_name(file)}.md", "exec"), names)
 
 
-def test_blocks_are_run_or_checked_or_marked(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_are_run_checked_or_marked(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (block for file in READMES for block in blocks_of(file)):
         assert block.mark in MARKS
         if block.language == "python":
@@ -230,7 +230,7 @@ def test_links_tasks_and_folders_exist() -> None:
 APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu")
 
 
-def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
+def test_add_a_task_section_lists_all_files_of_the_depth_task() -> None:
     text = (ROOT / "hf_vit" / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^### Add a task$(.*?)(?=^##)", text + "\n##", flags=re.DOTALL | re.MULTILINE)
     joined = set(re.findall(r"`([^`]+\.py)`", section))

@@ -105,7 +105,7 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(
     assert capsys.readouterr().out.strip()
 
 
-def test_a_model_knows_its_threshold_and_what_the_data_say_of_keypoints(workplace: Path) -> None:
+def test_saved_config_contains_score_threshold_and_keypoint_metadata(workplace: Path) -> None:
     config = json.loads((workplace / "object_detection" / "config.json").read_text())
     chosen = config["detection_config"]["score_threshold"]
     assert 0 < chosen < 1

@@ -64,7 +64,7 @@ def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor,
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_the_weights_are_those_by_which_a_model_with_sdpa_sums_up_values(variant: str) -> None:
+def test_recorded_attention_weights_equal_those_of_sdpa(variant: str) -> None:
     config = small_config(variant)
     model = lively(HfViTModel(config))
     inputs = {"pixel_values": pixels(config, 2, (3, 4)).double()}
@@ -94,7 +94,7 @@ def test_an_image_in_a_padded_batch_is_as_alone() -> None:
     torch.testing.assert_close(heat, gradient_rollout(model, alone)[0])
 
 
-def test_models_of_all_tasks_look_as_the_model_inside_and_queries_of_a_head_at_themselves_before_they_join() -> None:
+def test_task_models_record_the_attention_of_their_backbone_and_queries() -> None:
     config = small_config()
     images = pixels(config, 2, (3, 4)).double()
     for model_class in (HfViTBackbone, HfViTForDepthEstimation, HfViTForMaskedImageModeling):
@@ -114,7 +114,7 @@ def test_models_of_all_tasks_look_as_the_model_inside_and_queries_of_a_head_at_t
         assert attention_maps(record_attention(model, images)[1]).shape == (3, 4, 3, 4)
 
 
-def test_an_image_is_summed_up_by_what_the_model_pools() -> None:
+def test_token_weights_of_an_image_follow_the_pooling() -> None:
     patches = dict.fromkeys(range(1, 7), 1 / 6)
     for options, expected in (
         ({}, {0: 1.0}),
@@ -208,7 +208,7 @@ def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest
         assert torch.equal(heat, torch.zeros(4, 4))
 
 
-def test_the_relevance_for_a_text_is_that_for_a_class_in_the_direction_that_raises_the_similarity() -> None:
+def test_relevance_for_a_text_equals_that_for_the_gradient_of_the_similarity() -> None:
     model = lively(build_model(build_processor(["red", "blue"])))
     image = pixels(model.config, 1).double()
     with torch.no_grad():
@@ -255,7 +255,7 @@ def test_receptive_fields_of_convolutions_are_those_that_gradients_show() -> Non
     assert convolution_distances(5, (4, 3))[1:] == [pytest.approx(whole)] * 4
 
 
-def test_what_cannot_be_looked_at_is_refused() -> None:
+def test_unsupported_models_and_inputs_raise() -> None:
     config = small_config()
     classifier = HfViTForImageClassification(config).eval()
     for record in (record_attention, gradient_rollout):

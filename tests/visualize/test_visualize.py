@@ -103,7 +103,7 @@ def test_images_and_predictions_that_do_not_fit_are_refused(tmp_path: Path) -> N
     expect_error(sizes, draw_panoptic, [BLACK], [segments], None, NAMES, file)
 
 
-def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_path, monkeypatch):
+def test_segmentation_is_drawn_next_to_ground_truth_with_a_legend(tmp_path, monkeypatch):
     targets, predictions = [np.full((60, 60), 1), np.full((40, 80), 255)], [np.full((60, 60), 2), np.zeros((40, 80))]
     for name in ("picture.png", "picture.svg"):
         draw_segmentation([BLACK, WIDE], predictions, targets, NAMES, tmp_path / name)
@@ -149,7 +149,7 @@ def test_pictures_have_no_more_rows_and_tiles_than_can_be_seen(tmp_path: Path) -
         assert [color for color in seen if color != (255, 255, 255)] == colors
 
 
-def test_a_line_is_as_wide_as_there_is_room() -> None:
+def test_text_is_shortened_to_the_available_width() -> None:
     lines = ("cat (97 %)", "Staffordshire bullterrier (97 %)", "a very long name of a class that nobody reads (97 %)")
     for line in lines:
         fitted, font = fit_line(line, 128, 14)
@@ -246,7 +246,7 @@ def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
     expect_error("There is no class to draw", draw_class_scores, {}, tmp_path / "no.png")
 
 
-def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted(tmp_path: Path) -> None:
+def test_reconstruction_shows_visible_patches_and_predicted_masked_patches(tmp_path: Path) -> None:
     # The picture shows a white image and a black prediction.
     image, predicted = torch.full((3, 40, 80), 0.5), torch.full((3, 40, 80), -1.0)
     mask = torch.tensor([[True, False], [True, False]])

@@ -44,7 +44,7 @@ def test_heat_is_bright_where_values_are_high_and_shows_the_image_through() -> N
     assert overlay_heat(np.zeros((28, 14, 3), np.uint8), HEAT).shape == (480, 240, 3)
 
 
-def test_the_patch_that_is_meant_is_marked(tmp_path: Path) -> None:
+def test_selected_patch_is_marked(tmp_path: Path) -> None:
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "plain.png")
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", (0, 0))
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
@@ -180,7 +180,7 @@ def test_a_text_adds_a_heatmap_for_each_word(workplace: Path, tmp_path: Path) ->
     assert texts(tmp_path / "words.svg") == ["image", *found]
 
 
-def test_what_cannot_be_drawn_is_said_in_one_line(workplace: Path, tmp_path: Path) -> None:
+def test_invalid_visualize_options_raise_one_line_errors(workplace: Path, tmp_path: Path) -> None:
     for model, options, message in (
         ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation does not predict a class"),
         ("pets", ["--kinds", "saliency", "--class_name", "cow"], "has no class 'cow'. Its classes include cat, dog"),
@@ -201,7 +201,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(workplace: Path, tmp_path: Pat
         assert "\n" not in str(stopped.value)
 
 
-def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplace: Path, tmp_path: Path) -> None:
+def test_visualize_opens_saved_and_published_models_with_their_class(workplace: Path, tmp_path: Path) -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
     classifier = ViTForImageClassification(ViTConfig(**shape, intermediate_size=48, num_labels=3))
     classifier.save_pretrained(tmp_path / "classifier")

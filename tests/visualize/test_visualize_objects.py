@@ -46,7 +46,7 @@ def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> No
     assert written.any(axis=1).sum() > side / 40
 
 
-def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None:
+def test_boxes_are_drawn_with_the_highest_score_on_top() -> None:
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
     assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
@@ -62,7 +62,7 @@ def test_images_and_boxes_of_any_kind_are_drawn_with_the_surest_on_top() -> None
     assert (small[257:] == 200).all()
 
 
-def test_detections_stand_beside_the_truth_without_the_unsure(tmp_path: Path) -> None:
+def test_confident_detections_are_drawn_next_to_ground_truth(tmp_path: Path) -> None:
     target = {"boxes": BOXES[:1], "class_labels": [0]}
     prediction = {"boxes": BOXES, "class_labels": [1, 2], "scores": [0.9, 0.2]}
     prediction = {name: torch.tensor(values) for name, values in prediction.items()}
