@@ -118,8 +118,8 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
-            f"pooling={config.pooling!r} cannot become {new.pooling!r} in an existing model: they use different "
-            f"weights. from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws new ones."
+            f"pooling={config.pooling!r} cannot become {new.pooling!r} in an existing model: the weights differ. "
+            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) initializes new weights."
         )
     if new.grid_size != config.grid_size and new.rope_coordinates == "scaled_index":
         new.rope_grid_size = config.rotary_grid_size

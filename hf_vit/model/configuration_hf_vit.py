@@ -126,9 +126,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     num_attention_heads: int = option(12, "[1, inf)")
     intermediate_size: int = option(3072, "[1, inf)")
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
-    attention_probs_dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
-    drop_path_rate: float | int = option(0.0, "[0, 1)", "0 switches it off")
+    hidden_dropout_prob: float | int = option(0.0, "[0, 1)", "0 disables it")
+    attention_probs_dropout_prob: float | int = option(0.0, "[0, 1)", "0 disables it")
+    drop_path_rate: float | int = option(0.0, "[0, 1)", "0 disables it")
     initializer_range: float = option(0.02, "(0, inf)")
     layer_norm_eps: float = option(1e-6, "(0, inf)")
     image_size: int | list[int] | tuple[int, int] = 224

@@ -380,8 +380,8 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
         counts = ", ".join(map(str, sorted(set(known))))
         raise ValueError(
             f"{name} has shape {tuple(pixels.shape)}, but the first or the last axis must have one of {counts} "
-            "channels. Pass input_data_format, set num_channels to that of the model, or pass a batch of gray images "
-            "as a list."
+            "channels. Pass input_data_format, set num_channels to the value of the model, or pass a batch of gray "
+            "images as a list."
         )
     # An axis with exactly `num_channels` entries is preferred to an axis with another valid number of channels.
     is_first = first == num_channels or (last != num_channels and first in known)

@@ -449,7 +449,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def _with_keypoints(self, tensors: Images, keypoints: Any, **kwargs: Any) -> BatchFeature:
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
-                "keypoints can be transformed with their image only by do_affine_crop=True. Set it. For images that "
+                "keypoints can be transformed with their image only if do_affine_crop=True. Set it. For images that "
                 "are crops already, set do_resize=False and do_center_crop=False."
             )
         labels = torch.cat(read_keypoints(keypoints, [1] * len(tensors)))  # (B, K, 3)
@@ -537,8 +537,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         else:
             shapes = sorted({*_sizes(images)})
             raise ValueError(
-                f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
-                f"one {{'height', 'width'}}, set do_pad=True and ensure_multiple_of, or omit return_tensors."
+                f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and cannot be stacked. "
+                f"Resize to one {{'height', 'width'}}, set do_pad=True and ensure_multiple_of, or omit return_tensors."
             )
         if options["data_format"] == "channels_last":
             values = data["pixel_values"]

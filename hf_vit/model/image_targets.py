@@ -116,7 +116,7 @@ def target_kind(targets: dict[str, Any]) -> str:
     """Returns the kind of targets, one of `KINDS`, or "" without targets; raises `ValueError` for several kinds."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
-        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one kind. Pass one of them.")
+        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one kind of target. Pass one.")
     kind = kinds[0] if kinds else ""
     if "class_labels" in targets and kind not in WITH_CLASSES:
         raise ValueError("class_labels is given without mask_labels or boxes. Pass both, with one entry per image.")
@@ -185,7 +185,7 @@ def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
     numbers = numbers.to(torch.int64)
     if (numbers < 0).any():
         raise ValueError(
-            f"{name} has the number {int(numbers.min())}, but classes and segments are numbered from 0. Set unlabeled "
+            f"{name} contains {int(numbers.min())}, but classes and segments are numbered from 0. Set unlabeled "
             f"pixels to {IGNORED_LABEL}."
         )
     return numbers
@@ -224,11 +224,13 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} is {classes!r}, but class indices are integers. Use the ids of label2id.") from error
     if numbers.shape != (count,):
-        raise ValueError(f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Pass as many.")
+        raise ValueError(
+            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Pass one per entry."
+        )
     if numbers.is_floating_point() and count > 0:  # torch.as_tensor([]) is a float tensor
         raise TypeError(f"{name} has dtype {numbers.dtype}, but class indices are integers. Convert it to int64.")
     if (numbers < 0).any():
-        raise ValueError(f"{name} has the number {int(numbers.min())}, but class indices start at 0.")
+        raise ValueError(f"{name} contains {int(numbers.min())}, but class indices start at 0.")
     return numbers.to(torch.int64)
 
 
@@ -296,7 +298,7 @@ def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> li
 def _read_boxes_of_image(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
     if boxes is None:
         if size is None:
-            raise ValueError(f"{name} is None, the whole image, but the image size is unknown. Pass target_sizes.")
+            raise ValueError(f"{name} is None (the whole image), but the image size is unknown. Pass target_sizes.")
         return torch.tensor([[0.0, 0.0, size[1], size[0]]])
     values = read_boxes(boxes, name)
     for index, (left, top, right, bottom) in enumerate(values.tolist()):
@@ -320,7 +322,7 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
     numbers = sorted({own.shape[1] for own in read})
     if len(numbers) > 1:
         raise ValueError(
-            f"The objects have {' and '.join(map(str, numbers))} keypoints. All objects must have the same keypoints."
+            f"The objects have {' and '.join(map(str, numbers))} keypoints. All objects must have the same number."
         )
     return read
 

@@ -84,7 +84,7 @@ def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
     sizes = _plain(target_sizes)
     if not isinstance(sizes, list | tuple) or len(sizes) != count:
         given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
-        raise ValueError(f"target_sizes has {given}, but the outputs are of {count} images. Pass one size per image.")
+        raise ValueError(f"target_sizes has {given}, but the outputs are for {count} images. Pass one size per image.")
     return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
 
 
@@ -494,7 +494,7 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         return list(maps)
     if len(patch_attention_mask) != len(maps):
         raise ValueError(
-            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}. "
+            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are for {len(maps)}. "
             "Pass the mask of the same batch."
         )
     rows, columns = patch_attention_mask.shape[-2:]
@@ -632,7 +632,7 @@ def _check_object_boxes(object_boxes: Any, target_sizes: Sizes, count: int) -> l
     total = sum(map(len, boxes))
     if total != count:
         raise ValueError(
-            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Pass the boxes "
-            "that were passed to the image processor."
+            f"object_boxes has {total} boxes in {images} images, but the outputs are for {count} crops. Pass the "
+            "boxes that were passed to the image processor."
         )
     return boxes

@@ -342,7 +342,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{INSTALL_COMMAND}, and load it with hf_vit.{cls.__name__}.from_pretrained."
             )
         if kwargs.pop("variant", None) is not None:
-            raise ValueError(f"{str(name_or_path)!r} cannot be converted with variant=. Leave variant out.")
+            raise ValueError(f"{str(name_or_path)!r} cannot be converted with the argument variant. Omit variant.")
         arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 

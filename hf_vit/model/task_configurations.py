@@ -74,8 +74,8 @@ class HfViTDetectionConfig(HfViTTaskConfig):
     projector_norm: Literal["batch", "layer"] = option("layer", of="deformable")
     num_groups: int = option(13, "(0, inf)", of="deformable")
     class_loss: Literal["cross_entropy", "iou_aware"] | None = None
-    bbox_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
-    giou_weight: float | int = option(2.0, "[0, inf)", "0 switches it off")
+    bbox_weight: float | int = option(5.0, "[0, inf)", "0 disables it")
+    giou_weight: float | int = option(2.0, "[0, inf)", "0 disables it")
     score_threshold: float | int | None = option(None, "[0, 1]")
 
     @classmethod
@@ -141,7 +141,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         for name in ("flip_pairs", "skeleton"):
             wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
             if wrong:
-                raise ValueError(f"{name} has {wrong[0]}. Each entry must be the indices of two keypoints, from 0.")
+                raise ValueError(f"{name} has {wrong[0]}. Each entry must be two keypoint indices, counted from 0.")
         flipped = [number for pair in self.flip_pairs for number in pair]
         if len(set(flipped)) < len(flipped):
             raise ValueError(f"flip_pairs={list(self.flip_pairs)} contains a keypoint twice.")
@@ -221,7 +221,7 @@ class HfViTTextConfig(HfViTTaskConfig):
 
     def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
         if not isinstance(encoder_config.get("model_type"), str):
-            raise ValueError(f"encoder_config={encoder_config} has no model_type. Add the one of the text encoder.")
+            raise ValueError(f"encoder_config={encoder_config} has no model_type. Add that of the text encoder.")
         for entry in fields(self):
             value = vars(self)[entry.name]
             if entry.name not in ("encoder_config", "pooling", "eos_token_id") and value != entry.default:
@@ -288,9 +288,9 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     num_layers: int = option(2, "(0, inf)")
     norm: Literal["batch", "layer"] = "batch"
     out_indices: list[int] | tuple[int, ...] | None = None
-    cross_entropy_weight: float | int = option(1.0, "[0, inf)", "0 switches it off")
-    dice_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
-    focal_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
+    cross_entropy_weight: float | int = option(1.0, "[0, inf)", "0 disables it")
+    dice_weight: float | int = option(0.0, "[0, inf)", "0 disables it")
+    focal_weight: float | int = option(0.0, "[0, inf)", "0 disables it")
     focal_gamma: float | int = option(2.0, "[0, inf)", "0 makes it the cross-entropy")
     class_weights: list[float | int] | tuple[float | int, ...] | None = option(None, "[0, inf)", "0 ignores a class")
     semantic_loss_ignore_index: int = 255
@@ -328,9 +328,9 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     num_queries: int = option(200, "(0, inf)")
     num_blocks: int | None = option(None, "(0, inf)")
     num_upscale_blocks: int = option(2, "[0, inf)")
-    class_weight: float | int = option(2.0, "[0, inf)", "0 switches it off")
-    mask_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
-    dice_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
+    class_weight: float | int = option(2.0, "[0, inf)", "0 disables it")
+    mask_weight: float | int = option(5.0, "[0, inf)", "0 disables it")
+    dice_weight: float | int = option(5.0, "[0, inf)", "0 disables it")
     no_object_weight: float | int = option(0.1, "(0, inf)")
     train_num_points: int = option(12544, "(0, inf)")
     oversample_ratio: float | int = option(3.0, "[1, inf)")
@@ -596,7 +596,9 @@ class HfViTCaptionConfig(HfViTTaskConfig):
             )
         tokens = self.bos_token_id, self.eos_token_id, self.pad_token_id
         if max(tokens) >= self.vocab_size:
-            raise ValueError(f"The special tokens {tokens} exceed vocab_size={self.vocab_size}. Use the tokenizer's.")
+            raise ValueError(
+                f"The special tokens {tokens} exceed vocab_size={self.vocab_size}. Set it to that of the tokenizer."
+            )
 
 
 # Task fields of each model class. Saved models store all their options, in case defaults change in later versions.

@@ -170,7 +170,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
             input_ids = torch.full((len(image_states), 1), self.options.bos_token_id, device=image_states.device)
         if len(input_ids) % len(image_states):
             raise ValueError(
-                f"{len(input_ids)} texts do not belong to {len(image_states)} images. Pass the same number for each."
+                f"{len(input_ids)} texts cannot be divided among {len(image_states)} images. Pass as many for each."
             )
         image_mask = patch_attention_mask
         if image_mask is not None:

@@ -38,7 +38,7 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
         ValueError: if a class number or `label_smoothing` is out of range.
     """
     if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1); 0 switches it off.")
+        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1); 0 disables it.")
     check_class_numbers(labels, num_labels, ignored=-100)
     return F.one_hot(labels.long(), num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
 
@@ -82,7 +82,9 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
         is_wrong = ~((labels >= 0) & (labels <= 1))  # also True for NaN
         if can_read_values(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
-            raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
+            raise ValueError(
+                f"Label {float(wrong[0])} is not a probability. Soft and multi-label targets lie in [0, 1]."
+            )
         if is_multi:
             return mean_of_labeled(F.binary_cross_entropy_with_logits, logits, labels)
         return F.cross_entropy(logits, labels.to(logits.dtype))

@@ -353,5 +353,5 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         if masks is not None and (self.options.objective == "lejepa" or masks.shape[:2] != views.shape[:2]):
             raise ValueError(
                 f"bool_masked_pos must be (batch, global views, patches) and start with {tuple(views.shape[:2])}, not "
-                f"{tuple(masks.shape)}. It needs objective='dino', not {self.options.objective!r}."
+                f"{tuple(masks.shape)}. bool_masked_pos requires objective='dino', not {self.options.objective!r}."
             )

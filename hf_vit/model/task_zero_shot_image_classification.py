@@ -156,7 +156,7 @@ def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTraine
     fields = {name: value for name, value in options.encoder_config.items() if name != "dtype"}
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
-        raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is not encoder-only.")
+        raise ValueError(f"encoder_config has model_type {encoder_config.model_type!r}, which is not encoder-only.")
     chosen = config._attn_implementation  # SDPA, the default, is omitted, because some encoders do not support it
     given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
     return without_pooler(AutoModel.from_config(encoder_config, **given))
@@ -218,7 +218,7 @@ def contrastive_loss(
     everything = ((images, texts), [len(images)], 0) if is_local else gather_rows(images, texts)
     (all_images, all_texts), shares, start = everything
     if min(shares) == 0:
-        raise ValueError(f"The processes have {shares} pairs of image and text. Each needs at least one.")
+        raise ValueError(f"The processes have {shares} pairs of image and text. Each process needs at least one.")
     scale = logit_scale.to(images.dtype).exp()
     partners = torch.arange(start, start + len(images), device=images.device)
 

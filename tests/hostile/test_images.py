@@ -112,7 +112,7 @@ UNSCALED = [
     ("floats-in-minus-one-to-one-that-are-not-rescaled", IMAGE / np.float32(127.5) - 1, "must lie in 0..1"),
     ("floats-up-to-255-that-are-not-rescaled", IMAGE.astype(np.float32), "must lie in 0..1 | do_rescale=True"),
 ]
-UNEVEN = [("sizes-that-do-not-stack", [IMAGE, IMAGE[:4]], "2 sizes | do not stack")]
+UNEVEN = [("sizes-that-do-not-stack", [IMAGE, IMAGE[:4]], "2 sizes | cannot be stacked")]
 GRAY = [("gray-that-must-not-be-converted", IMAGE[..., 0], "1 channels | do_convert_rgb=False")]
 OTHERS = [
     *rows(HfViTImageProcessor(do_rescale=False, **OPTIONS), ValueError, UNSCALED),

@@ -1,4 +1,4 @@
-"""Invalid targets: labels, masks, depth, boxes, keypoints and texts, passed to image processors and models."""
+"""Test that image processors and models raise errors for invalid targets, such as labels, masks, boxes and texts."""
 
 from collections.abc import Callable
 from functools import cache
@@ -50,7 +50,7 @@ VALUES = [
     ("mask-of-another-size", {"segmentation_maps": [MAP[:4]]}, "4 x 8 pixels | 6 x 8"),
     ("mask-of-swapped-sides", {"segmentation_maps": [MAP.T]}, "8 x 6 pixels | same size"),
     ("mask-of-three-bands", {"segmentation_maps": [np.zeros((6, 8, 3), int)]}, "shape (6, 8, 3)"),
-    ("mask-of-negative-classes", {"segmentation_maps": [MAP - 1]}, "number -1 | from 0"),
+    ("mask-of-negative-classes", {"segmentation_maps": [MAP - 1]}, "contains -1 | from 0"),
     ("masks-of-other-images", {"segmentation_maps": [MAP, MAP]}, "2 entries | 1 images"),
     ("mask-file-in-color", written("m.png", Image.new("RGB", (8, 6))), "m.png | mode 'RGB'"),
     ("mask-file-with-alpha", written("m.png", Image.new("LA", (8, 6))), "m.png | mode 'LA'"),
@@ -87,7 +87,7 @@ VALUES += [
     ("boxes-of-other-images", {"boxes": [[BOX], [BOX]], "class_labels": [[0], [0]]}, "2 entries | 1 images"),
     ("boxes-without-classes", {"boxes": [[BOX]]}, "without class_labels"),
     ("classes-without-boxes", {"class_labels": [[0]]}, "without mask_labels or boxes"),
-    ("boxes-of-a-negative-class", {"boxes": [[BOX]], "class_labels": [[-2]]}, "number -2"),
+    ("boxes-of-a-negative-class", {"boxes": [[BOX]], "class_labels": [[-2]]}, "contains -2"),
     ("more-classes-than-boxes", {"boxes": [[BOX]], "class_labels": [[0, 1]]}, "shape (2,) | 1 entries"),
     ("annotations-of-no-form", {"annotations": [{"annotations": [{"box": BOX}]}]}, "annotations[0]"),
     ("annotation-of-a-negative-size", {"annotations": [NEGATIVE]}, "annotations[0] | -4"),

@@ -1,4 +1,4 @@
-"""Configuration: errors for invalid values, preserved fields, derived values."""
+"""Test model configurations: errors for invalid values, and fields after saving and loading."""
 
 import copy
 import json
@@ -317,7 +317,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "keypoint_config": [
         ({"sigma": 0}, "sigma=0 must be positive"),
         ({"flip_pairs": [[0, 1], [1, 2]]}, "contains a keypoint twice"),
-        ({"flip_pairs": [[0, 0]]}, r"flip_pairs has \[0, 0\]\. Each entry must be the indices of two"),
+        ({"flip_pairs": [[0, 0]]}, r"flip_pairs has \[0, 0\]\. Each entry must be two keypoint indices"),
         ({"oks_sigmas": [0.1, 0]}, r"oks_sigmas=\[0.1, 0\] must be positive"),
         ({"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
     ],

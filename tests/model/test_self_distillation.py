@@ -35,7 +35,7 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     assert float((found.sum(dim=0) / 10 - 1).abs().max()) < 0.05
     # Without balancing, all images are assigned to one prototype.
     assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1
-    # Balancing only multiplies rows and columns, so what is left of the logarithms without their means stays.
+    # Balancing only multiplies rows and columns, so the logarithms minus their row and column means do not change.
     actual, expected = (values - values.mean(dim=0) for values in (found.log(), logits / 0.05))
     torch.testing.assert_close(
         actual - actual.mean(dim=1, keepdim=True), expected - expected.mean(dim=1, keepdim=True)
@@ -164,7 +164,7 @@ def test_the_temperature_of_a_teacher_rises_over_the_first_steps() -> None:
 
 def test_masks_that_nothing_is_done_with_are_refused() -> None:
     batch = CASE.make_batch(make_model().config, 2)
-    with pytest.raises(ValueError, match="It needs objective='dino', not 'lejepa'"):
+    with pytest.raises(ValueError, match="bool_masked_pos requires objective='dino', not 'lejepa'"):
         make_model(joint_embedding_config={})(**{**batch, "teacher_probs": None})
     with pytest.raises(ValueError, match=r"bool_masked_pos must be .* start with \(2, 2\), not"):
         make_model()(**{**batch, "bool_masked_pos": batch["bool_masked_pos"][:, :1]})

@@ -18,7 +18,7 @@ from ..helpers.seeds import VARIABLE, seed_everything
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=0, help="what all tests draw follows from it and their names")
+    parser.addoption("--seed", type=int, default=0, help="seed that is combined with the name of each test")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -1,4 +1,4 @@
-"""Targets and boxes are transformed like the image, equally by both backends, and can be converted back."""
+"""Test that both backends transform targets and boxes like the image, and that boxes can be converted back."""
 
 from dataclasses import dataclass
 from itertools import cycle
@@ -218,7 +218,7 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
             r"\(30, 44, 1\) has 30 .* one of \(height, width\)",
         ),
         ({"segmentation_maps": [class_map()[..., None]]}, ValueError, r"\(30, 44, 1\), but must be \(height, width\)"),
-        ({"segmentation_maps": class_map().astype(int) - 1}, ValueError, "the number -1, .* unlabeled pixels to 255"),
+        ({"segmentation_maps": class_map().astype(int) - 1}, ValueError, "contains -1, .* unlabeled pixels to 255"),
         ({"mask_labels": np.ones((1, *SIZE)), "class_labels": [-1]}, ValueError, "-1, but class indices start at 0"),
         ({"segmentation_maps": "nowhere.png"}, OSError, "there is no such file"),
         ({"mask_labels": [np.ones(SIZE)], "class_labels": [[1]]}, ValueError, r"must be \(masks, height, width\)"),
@@ -396,7 +396,7 @@ def without(key):
         ({"annotations": without("category_id")}, ValueError, r"\[1\] has no 'category_id', but only bbox"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
         ({"annotations": annotations(category_id=1.5)}, TypeError, r"\[0\] has the category_id 1.5, but class in"),
-        ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
+        ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* contains -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),
         ({"object_boxes": [BOXES]}, ValueError, "object_boxes are given, .* only if do_affine_crop=True"),
     ],
@@ -446,7 +446,7 @@ def test_outputs_and_sizes_that_do_not_fit_are_refused():
         ({"logits": torch.zeros(1, 9, 5)}, None, r"no probabilities with 3 dimensions, but logits \(1, 9, 5\)"),
         ({"probabilities": torch.zeros(1, 9, 5)}, None, "no pred_boxes .* outputs of HfViTForObjectDetection"),
         ((torch.zeros(1, 9, 5),), None, "The outputs are a tuple without names"),
-        (given, [(8, 8)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
+        (given, [(8, 8)] * 2, "target_sizes has 2 entries, but the outputs are for 1 images"),
         (given, [(8, 0)], r"target_sizes\[0\] is \(8, 0\), but must be"),
         (unknown, None, "class_scores of the image processor is None"),
     ):

@@ -168,7 +168,7 @@ def test_invalid_boxes_and_keypoints_raise(photo):
     ):
         with pytest.raises(ValueError, match=message):
             Processor(**CROPS)(images, **given, return_tensors="pt")
-    with pytest.raises(ValueError, match="only by do_affine_crop=True"):
+    with pytest.raises(ValueError, match="only if do_affine_crop=True"):
         Processor(size=SIZE)(photo, keypoints=[keypoints(1)], return_tensors="pt")
     for options, message in (
         ({"size": {"shortest_edge": 64}}, r"needs an exact size, but size=\{'shortest_edge': 64\}"),
@@ -179,13 +179,13 @@ def test_invalid_boxes_and_keypoints_raise(photo):
         with pytest.raises(ValueError, match=message):
             Processor(**{**CROPS, **options})
     heatmaps = {"heatmaps": torch.rand(2, 3, 16, 12)}
-    unknown = r"object_boxes\[0\] is None, the whole image, but the image size is unknown."
+    unknown = r"object_boxes\[0\] is None \(the whole image\), but the image size is unknown."
     no_heatmaps = r"no heatmaps with 4 dimensions, but logits \(2, 3\)"
     for outputs, do_crop, boxes, sizes, message in (
         (heatmaps, False, [BOXES[:2]], None, "does not crop objects"),
-        (heatmaps, True, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
+        (heatmaps, True, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are for 2 crops"),
         (heatmaps, True, None, None, unknown),
-        (heatmaps, True, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
+        (heatmaps, True, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are for 1 images"),
         ({"logits": torch.rand(2, 3)}, True, [BOXES], None, no_heatmaps),
         ({"logits": torch.rand(2, 3)}, False, None, None, no_heatmaps),
     ):

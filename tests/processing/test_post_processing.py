@@ -363,16 +363,16 @@ METHODS = {
 def test_outputs_sizes_and_masks_that_do_not_fit_are_refused(method):
     (make_outputs, model), post_process = METHODS[method], getattr(PROCESSOR, f"post_process_{method}")
     outputs = make_outputs()
-    with pytest.raises(ValueError, match="target_sizes has 3 entries, but the outputs are of 2 images"):
+    with pytest.raises(ValueError, match="target_sizes has 3 entries, but the outputs are for 2 images"):
         post_process(outputs, target_sizes=[(4, 4)] * 3)
     with pytest.raises(ValueError, match=r"target_sizes\[0\] is 30, but must be \(height, width\) in whole pixels"):
         post_process(outputs, target_sizes=(30, 40))
     for size in ((0, 4), (4, -1), (3.5, 4), ("4", 4), (4, 4, 3), (4, None), torch.tensor(4), "44"):
         with pytest.raises(ValueError, match=r"target_sizes\[1\] is .*, but must be \(height, width\)"):
             post_process(outputs, target_sizes=[(4, 4), size])
-    with pytest.raises(ValueError, match="target_sizes has the type int, but the outputs are of 2 images"):
+    with pytest.raises(ValueError, match="target_sizes has the type int, but the outputs are for 2 images"):
         post_process(outputs, target_sizes=30)
-    with pytest.raises(ValueError, match="patch_attention_mask is for 1 images, but the outputs are of 2"):
+    with pytest.raises(ValueError, match="patch_attention_mask is for 1 images, but the outputs are for 2"):
         post_process(outputs, patch_attention_mask=torch.ones(1, 3, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=rf"logits \(2, 5\). Pass the outputs of {model}"):
         post_process(ImageClassifierOutput(logits=torch.zeros(2, 5)))

@@ -179,7 +179,7 @@ def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
     model = HfViTForImageTextToText(small_config())
     images, texts = torch.zeros(2, 3, 32, 32), torch.ones(3, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="3 texts do not belong to 2 images"):
+    with pytest.raises(ValueError, match="3 texts cannot be divided among 2 images"):
         model(images, input_ids=texts)
     with pytest.raises(ValueError, match=r"The special tokens \(1, 2, 0\) exceed vocab_size=2"):
         small_config(caption_config={"vocab_size": 2})
