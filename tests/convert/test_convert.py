@@ -1,4 +1,4 @@
-"""Tests that open published checkpoints: file formats, arguments, image sizes, and errors if unsupported."""
+"""Test loading published checkpoints in all file formats, with changed arguments, and errors for unsupported ones."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP models, converted with both towers: outputs, loss and gradients equal those of transformers."""
+"""Test that converted CLIP and SigLIP models have the outputs, loss and gradients of the transformers models."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tests of checkpoints on the Hub, and of converted checkpoints if the package is not installed.
+"""Test checkpoints on the Hub, and converted checkpoints without the package.
 
 Two processes, one with the package and one without, compute the results for all tests.
 """

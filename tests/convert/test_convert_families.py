@@ -1,4 +1,4 @@
-"""Conversion of all transformers families: outputs, gradients, sensitivity to tensors, and all hf_vit classes."""
+"""Test that converted models of all transformers families have equal outputs and gradients and use every weight."""
 
 import json
 

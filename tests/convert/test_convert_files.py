@@ -1,4 +1,4 @@
-"""Weight files without a configuration, in original layouts, compared with the models that timm reads from them."""
+"""Test that weight files in original layouts, without a configuration, open as the models that timm reads."""
 
 import argparse
 import random

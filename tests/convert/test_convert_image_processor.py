@@ -1,4 +1,4 @@
-"""Image processors of published checkpoints, compared with those of the original libraries."""
+"""Test that image processors of published checkpoints return the same pixels as the original libraries."""
 
 import json
 from functools import partial

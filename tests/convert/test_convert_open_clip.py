@@ -1,4 +1,4 @@
-"""OpenCLIP models with both towers, compared with transformers and timm models with the same weights."""
+"""Test that OpenCLIP models with both towers equal transformers and timm models with the same weights."""
 
 import json
 import re

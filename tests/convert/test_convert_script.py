@@ -1,4 +1,4 @@
-"""Tests of the conversion command with transformers folders and with weight files."""
+"""Test the conversion command with transformers folders and with weight files."""
 
 import json
 import re

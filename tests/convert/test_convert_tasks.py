@@ -1,4 +1,4 @@
-"""Converted models for all tasks except classification: losses, variants, image processors and pipelines."""
+"""Test converted models of all tasks except classification, with their losses, image processors and pipelines."""
 
 import argparse
 import json

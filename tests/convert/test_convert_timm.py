@@ -1,4 +1,4 @@
-"""timm checkpoints: all plain ViT architectures are recognized by name, and small models have equal outputs."""
+"""Test that all plain ViT architectures of timm are recognized by name, and that small models have equal outputs."""
 
 import re
 from pathlib import Path

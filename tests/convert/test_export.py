@@ -1,4 +1,4 @@
-"""Exported models have the same outputs in other libraries, and importing them restores the weights exactly."""
+"""Test that exported models have equal outputs in other libraries, and that importing them restores the weights."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Invalid arguments of all commands raise one-line errors before any image is read."""
+"""Test that invalid arguments of all commands raise one-line errors before any image is read."""
 
 import json
 import math

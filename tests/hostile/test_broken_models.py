@@ -1,4 +1,4 @@
-"""Checkpoints without usable weights and invalid options raise errors in all prediction functions."""
+"""Test that prediction functions raise errors for checkpoints without usable weights and for invalid options."""
 
 import json
 from collections.abc import Callable

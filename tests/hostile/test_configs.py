@@ -1,4 +1,4 @@
-"""Invalid configurations: fields of the backbone, of heads and of image processors, and saved configuration files."""
+"""Test that invalid fields of models, heads and image processors, and invalid configuration files, raise errors."""
 
 import json
 from collections.abc import Callable

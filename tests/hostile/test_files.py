@@ -1,4 +1,4 @@
-"""Invalid files: saved models, archives and datasets, passed to classes and training commands."""
+"""Test that classes and training commands raise errors for damaged models, archives and datasets."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Fuzz tests: for random values, image processors and configurations either work or raise a clear error."""
+"""Test that image processors and configurations either accept random values or raise a clear error."""
 
 import json
 from collections.abc import Callable

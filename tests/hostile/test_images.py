@@ -1,4 +1,4 @@
-"""Invalid images: files, arrays and tensors, passed to image processors and pipelines."""
+"""Test that image processors and pipelines raise errors for invalid image files, arrays and tensors."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""Losses of image classification, compared with values computed by hand or by torch."""
+"""Test that losses of image classification equal values computed by hand or by torch."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Image-text models: losses, invariants, text towers, and supported checkpoints."""
+"""Test the losses, text towers and checkpoints of image-text models."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Deformable decoder: sampling (compared with a loop), padding, query groups, and initialization."""
+"""Test sampling, padding, query groups and initialization of the deformable decoder."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Invariants of every head, in addition to those of all classes in `test_modeling.py`, and training of heads."""
+"""Test training and invariants of every head, in addition to the invariants of all classes in `test_modeling.py`."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Depth losses, compared with references in float64."""
+"""Test that depth losses equal references in float64."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Matching and losses of object detection, compared with other implementations and hand-computed values."""
+"""Test that matching and losses of object detection equal other implementations and hand-computed values."""
 
 import math
 from collections.abc import Sequence

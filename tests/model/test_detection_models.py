@@ -1,4 +1,4 @@
-"""Invariants of detection models, in addition to those of all classes in `test_modeling.py`."""
+"""Test invariants of detection models, in addition to those of all classes in `test_modeling.py`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Permanent changes of image size, patch size or channels preserve accuracy, state and saved configuration."""
+"""Test that permanent changes of image size, patch size or channels preserve accuracy and are saved."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Half precision: predictions and training are close to float32 for all loading methods and position types."""
+"""Test that half precision is close to float32 in inference and training, for all position types."""
 
 import itertools
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Two-tower models of transformers with our encoder: training, saving, opening."""
+"""Test training, saving and loading of two-tower models of transformers that contain our encoder."""
 
 from pathlib import Path
 

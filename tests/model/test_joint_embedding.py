@@ -1,4 +1,4 @@
-"""Joint-embedding models: Epps-Pulley statistic, distance between views, and model inputs."""
+"""Test the losses of joint-embedding models, such as the Epps-Pulley statistic, and their inputs."""
 
 from typing import Any
 

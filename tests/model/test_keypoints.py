@@ -1,4 +1,4 @@
-"""Keypoints: heatmap encoding and decoding, mirrored images, losses, and overfitting."""
+"""Test heatmap encoding and decoding, mirrored images, losses and heads of keypoint detection."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Models of transformers that use our encoder: training, saving, and loading with and without the package."""
+"""Test training, saving and loading of transformers models that use our encoder, with and without the package."""
 
 import re
 import runpy
@@ -55,7 +55,7 @@ ANSWERS = {
 
 
 class Case(NamedTuple):
-    """Test case of a transformers class: options of our encoder, other configuration fields, and inputs but images."""
+    """Test case of a transformers class: options of our encoder, configuration fields, and inputs except images."""
 
     options: dict[str, Any]
     fields: dict[str, Any]
@@ -127,7 +127,7 @@ def train_and_save(name: str, folder: Path) -> tuple[PreTrainedModel, set[str]]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_encoder_learns_and_the_model_reopens(name: str, tmp_path: Path) -> None:
     model, unmoved = train_and_save(name, tmp_path)
-    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # reads earlier states
+    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # Llava reads earlier hidden states
     assert unmoved == unused
     reopened = type(model).from_pretrained(tmp_path)
     assert type(find_encoder(reopened).config) is HfViTConfig

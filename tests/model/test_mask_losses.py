@@ -1,4 +1,4 @@
-"""Matching, point sampling and loss of universal segmentation, compared with slow references in float64."""
+"""Test that matching, sampling and loss of universal segmentation equal slow references in float64."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Tests of masked attention, which is gradually replaced by full attention during training."""
+"""Test masked attention, which is gradually replaced by full attention during training."""
 
 import copy
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Masked image modeling with fixed masks: comparison with transformers, and invariants of all models."""
+"""Test that masked image modeling with fixed masks equals transformers, and test invariants of all models."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Masks for masked image modeling, and the conversion between patches and pixels."""
+"""Test masks for masked image modeling, and the conversion between patches and pixels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Invariants of all models, after the common model and backbone tests of transformers."""
+"""Test invariants of all models, following the common model and backbone tests of transformers."""
 
 import gc
 import inspect

@@ -1,4 +1,4 @@
-"""A name that is not a folder raises an error quickly if the Hub cannot be reached."""
+"""Test that a name that is not a folder raises an error quickly if the Hub cannot be reached."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""All architecture options, compared with models of other libraries: outputs, gradients, effect of each weight."""
+"""Test that models with each architecture option have the outputs and gradients of models of other libraries."""
 
 from collections.abc import Callable
 from functools import partial

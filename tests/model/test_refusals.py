@@ -1,4 +1,4 @@
-"""Error messages for models that cannot be built, and for inputs that do not fit a model."""
+"""Test error messages for models that cannot be built, and for inputs that do not fit a model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests that load saved models without the package, from a folder or the Hub."""
+"""Test loading of saved models without the package, from a folder or the Hub."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Saved configurations keep their meaning: config.json contains all options, and missing options have fixed values."""
+"""Test that config.json contains all options of a model, and that missing options have fixed values."""
 
 import json
 import math

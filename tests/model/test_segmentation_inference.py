@@ -1,4 +1,4 @@
-"""Tests of semantic segmentation with sliding windows, several scales and flipping."""
+"""Test semantic segmentation with sliding windows, several scales and flipping."""
 
 from typing import Any
 

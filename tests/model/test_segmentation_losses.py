@@ -1,4 +1,4 @@
-"""Losses of semantic segmentation, compared with references in float64."""
+"""Test that losses of semantic segmentation equal references in float64."""
 
 from typing import Any
 

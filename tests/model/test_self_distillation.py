@@ -1,4 +1,4 @@
-"""Self-distillation: prototype assignments, cross-entropies of views and patches, errors."""
+"""Test self-distillation: prototype assignments, cross-entropies of views and patches, and errors."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of the model lists, and of methods with the names of timm and DINOv2, compared with timm."""
+"""Test the lists of models, and that methods named as in timm and DINOv2 return the same as in timm."""
 
 import copy
 from functools import partial

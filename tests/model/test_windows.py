@@ -1,4 +1,4 @@
-"""Window attention equals full attention with an equivalent mask."""
+"""Test that window attention equals full attention with an equivalent mask."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""hf_vit pipelines: equal to transformers pipelines for any batch size, limited prefetching, clear errors."""
+"""Test that hf_vit pipelines equal transformers pipelines for any batch size, and that they limit prefetching."""
 
 import sys
 import threading

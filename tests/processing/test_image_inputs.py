@@ -1,4 +1,4 @@
-"""Inputs of image processors: image types, color modes, and errors that name the invalid image."""
+"""Test image types and color modes of image processors, and errors that name the invalid image."""
 
 import base64
 import threading

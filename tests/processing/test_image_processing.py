@@ -1,4 +1,4 @@
-"""Image processors of both backends, compared with transformers and with each other: sizes, padding, options."""
+"""Test that image processors of both backends equal transformers and each other in sizes, padding and options."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Object crops for keypoints: same pixels and positions as in ViTPose, inverse mapping, and errors."""
+"""Test that object crops for keypoints have the pixels and positions of ViTPose and can be mapped back."""
 
 import numpy as np
 import pytest

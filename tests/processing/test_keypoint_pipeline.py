@@ -1,4 +1,4 @@
-"""Pipelines for keypoints, objects, and segmentation with sliding windows: inputs, outputs, use without hf_vit."""
+"""Test pipelines for keypoints, objects and segmentation with sliding windows, with and without the package."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Training, evaluation and prediction read the same pixels as transformers pipelines from all file formats."""
+"""Test that training, evaluation and prediction read the same pixels as transformers pipelines from all formats."""
 
 from io import BytesIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Post-processing, compared with the image processors of transformers; padding, precision, memory, and errors."""
+"""Test that post-processing equals transformers, removes padding, and limits memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Saved processors of images and texts: loading with and without hf_vit and torchvision, and conversion."""
+"""Test loading of saved processors with and without the package and torchvision, and conversion of others."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""End-to-end tests: train, kill, resume, evaluate, predict, publish, and load without the package."""
+"""Test commands end to end: train, kill, resume, evaluate, predict, publish, and load without the package."""
 
 import json
 import signal

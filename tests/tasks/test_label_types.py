@@ -111,7 +111,7 @@ def test_several_labels_are_learned(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # The other table orders the labels differently. One of the two tables contains label names, the other 0 and 1.
+    # Evaluate on a table in the other format, label names or columns of 0 and 1, which also orders labels differently.
     again = evaluate(tables, "flags" if table == "names" else "names", output)
     assert again["mean_ap"] == pytest.approx(scores["mean_ap"], abs=0.1)
     call_command("predict", [str(output), str(tables / "3.png")])

@@ -215,7 +215,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(
     assert not proof.exists()
 
 
-# Contains the folder of the training runs and the results of each process.
+# Output folder of the training runs, and the results of each process
 Runs = tuple[Path, list[dict[str, Any]]]
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
 

@@ -222,7 +222,7 @@ def test_bad_folder_or_name_is_refused_before_anything_is_sent(
 def test_script_says_what_is_wrong_without_a_traceback(
     token: str | None, begins: str, contains: str, saved: Path, tmp_path: Path
 ) -> None:
-    if token:  # an environment variable would slow down the start
+    if token:  # a token in an environment variable would slow down the start of the process
         (tmp_path / "hf_home").mkdir()
         (tmp_path / "hf_home" / "token").write_text(token)
     process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
