@@ -142,7 +142,7 @@ def main(args: Arguments) -> None:
         "ours, dynamic batches": partial(serve, ours, photos, args),
     }
     for way in ways.values():
-        way()  # warm up
+        way()  # the first call is a warm-up
     rounds = list(in_rounds(ways, args.rounds))
     print_header("", "images/s", *(f"p{100 * share:.0f} ms" for share in PERCENTILES))
     rows: list[list[Any]] = []

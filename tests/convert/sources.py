@@ -350,7 +350,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype = torch.float32) -> Te
 def draw_source(source: nn.Module) -> nn.Module:
     """Draw random weights, fixed position tables, and statistics of batch norms."""
     for name, parameter in source.named_parameters():
-        if name.endswith("embeddings.position_embeddings"):  # fixed in MAE
+        if name.endswith("embeddings.position_embeddings"):  # position tables of MAE are not trained
             parameter.requires_grad_()
     draw_weights(source)
     generator = torch.Generator().manual_seed(3)

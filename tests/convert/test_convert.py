@@ -76,7 +76,7 @@ def test_labels_are_kept_and_changed_labels_reinitialize_the_head(folder):
     assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
     config = json.loads((folder / "config.json").read_text())
     unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # num_labels is enough
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # id2label is optional
     model = HfViTForImageClassification.from_pretrained(folder)
     assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
 

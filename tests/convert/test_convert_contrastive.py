@@ -136,7 +136,7 @@ def test_defaults_of_the_text_tower_are_those_of_the_source():
         end = "eos_token_id" if ours.pad_token_id is None else "pad_token_id"
         assert getattr(ours, end) == theirs[end]
         known = {"eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
-        known |= {"attention_dropout", "initializer_range", "initializer_factor", "model_type"}  # for training
+        known |= {"attention_dropout", "initializer_range", "initializer_factor", "model_type"}
         assert theirs.keys() - hf.PreTrainedConfig().to_dict().keys() <= {*clip.SIGLIP_TEXT_DEFAULTS} | known
     # The older field text_config_dict of CLIP has priority over text_config.
     config = {"text_config": {"num_hidden_layers": 3, "eos_token_id": 2}, "text_config_dict": {"hidden_size": 64}}

@@ -78,8 +78,8 @@ def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
     torch.manual_seed(0)
     images = [transform(Image.fromarray(pixels)) for _ in range(90)]
     solarized = torch.from_numpy(np.where(pixels >= 128, 255 - pixels, pixels)).permute(2, 0, 1)
-    colored = [image for image in images if not image[0].equal(image[1])]  # without the grayscale images
-    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # of blurred ones
+    colored = [image for image in images if not image[0].equal(image[1])]  # excludes grayscale images
+    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # of blurred images
     assert all(20 < count < 40 for count in (90 - len(colored), len(colored) - len(spreads), len(spreads)))
     assert len(set(spreads)) > 10  # the blur radius is random, so the images differ
     assert min(spreads) < 0.4 * float(pixels.std())

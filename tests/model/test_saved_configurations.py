@@ -140,7 +140,7 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
 
 def test_every_model_class_is_tested() -> None:
     classes = {place.rpartition(".")[2] for auto, place in AUTO_MAP.items() if auto.startswith("AutoModel")}
-    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # newer classes
+    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # added after 0.1.0
     assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
     for name, used in MODEL_TASK_CONFIGS.items():
         assert issubclass(getattr(hf_vit, name), HfViTPreTrainedModel)

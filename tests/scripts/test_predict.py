@@ -91,7 +91,7 @@ def test_bad_files_are_named(saved: Path, tmp_path: Path, capsys: pytest.Capture
     files = write_images(folder, 6)
     cli.main(["predict", str(saved), str(folder), "--batch_size", "2"])
     expected = {line["file"]: line for line in lines_of(capsys.readouterr().out)}
-    Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])  # truncate the file
+    Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])
     (folder / "0-first.png").write_text("no image")
     (folder / "9-last.gif").touch()
     with pytest.raises(SystemExit) as stopped:

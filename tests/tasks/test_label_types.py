@@ -136,7 +136,7 @@ def test_values_are_learned_from_their_mean(tables: Path, tmp_path: Path, capsys
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # error of the baseline
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # the card states the baseline error
     assert evaluate(tables, "value", output)["mae"] == pytest.approx(scores["mae"], abs=0.2)
     call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -50,7 +50,7 @@ def test_boxes_are_drawn_with_the_highest_score_on_top() -> None:
     expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     boxes, labels, scores = (torch.tensor(values) for values in (BOXES, LABELS, [0.5, 0.25]))
     assert np.array_equal(draw_boxes(Image.fromarray(GRAY), boxes, labels, NAMES, scores), expected)
-    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # labels without scores
+    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores, the text is shorter
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
     for scores in ([0.9, 0.1], [0.1, 0.9]):
         picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
