@@ -15,7 +15,7 @@ from .names import find_recipe
 
 logger = logging.get_logger(__name__)
 RECIPE_NAME = "recipe.yaml"  # name of the recipe in the output folder of a training run
-RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
+RECIPE_HEADING = "# Options of a training run, written by hf_vit.\n"
 
 
 class RecipeLoader(yaml.SafeLoader):

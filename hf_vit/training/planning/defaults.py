@@ -267,7 +267,12 @@ KEYPOINTS = read_task(
 MASKED_IMAGES = read_task(
     "masked-image-modeling", head=without_gpu(pixel_decoder("masked_image_modeling_config", part=2))
 )
-RECONSTRUCTION = read_task("image-reconstruction", head=without_gpu(pixel_decoder("reconstruction_config", part=1)))
+RECONSTRUCTION = read_task(
+    "image-reconstruction",
+    head=without_gpu(pixel_decoder("reconstruction_config", part=1)),
+    # Enlarged crops of small images are blurred, and the model would learn to reconstruct blurred images.
+    augmentation=lambda facts, *_: {"min_crop_scale": 1.0} if facts.native_size <= SMALL_NATIVE else {},
+)
 JOINT_EMBEDDINGS = read_task(
     "joint-embedding",
     head=without_gpu(lambda width: {"joint_embedding_config": {"projector_hidden_size": 4 * width}}),

@@ -444,7 +444,7 @@ class Task(ABC):
         chosen = trainer.thresholds.get(False)
         if chosen is None:
             return "none, because no score separates correct from wrong predictions on the validation images"
-        same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
+        same = " (see above)" if evaluation_split(self.loaded.splits) == "validation" else ""
         best = f"the best {chosen.measure} ({chosen.quality:.3f})"
         return f"{chosen.value:g}, that of {best} on the validation images{same}"
 

@@ -370,9 +370,9 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         options = asdict(model.options)
         if options["objective"] == "dino":
             return {
-                "objective": "DINO and iBOT: views and masked patches are assigned to the prototypes that averaged "
-                f"weights assign others to; patches count {options['patch_weight']} times, the distance of images "
-                f"(KoLeo) {options['koleo_weight']} times",
+                "objective": "DINO and iBOT: for views and masked patches, the model predicts the prototypes that a "
+                f"teacher with averaged weights assigns; weight of patches {options['patch_weight']}, of the distance "
+                f"between images (KoLeo) {options['koleo_weight']}",
                 "projector": f"three layers of width {options['projector_hidden_size']}, "
                 f"{options['num_prototypes']} prototypes",
             }

@@ -102,7 +102,9 @@ class KeypointEvaluator(Evaluator):
     def describe_evaluation(self) -> str:
         """Return a description of the object crops and of the length by which errors are divided."""
         metric = self.metric
-        length = "the longer side of the box around the true keypoints for PCK, the root of its box's area for NME"
+        length = (
+            "the longer side of the box around the true keypoints for PCK, the root of the area of that box for NME"
+        )
         if metric.ends is not None:
             length = "the distance from {} to {}".format(*(metric.names[number] for number in metric.ends))
         mirrored = "each crop and its mirror image" if self.flip_test else "each crop"

@@ -182,7 +182,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
             return {"objective": "simmim, mean absolute difference of pixels", "masks": masks}
         pixels = "pixels"
         if options.norm_pix_loss:
-            pixels = "pixels of normalized patches, which have their true mean and deviation in pictures"
+            pixels = "pixels of normalized patches; pictures show patches with their true mean and deviation"
         return {
             "objective": f"mae, mean squared difference of {pixels}",
             "masks": masks,

@@ -236,7 +236,7 @@ class SemanticSegmentation(SpatialTask):
     usage = Usage(
         name="segment",
         stock="""for part in segment("image.png"):
-    print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
+    print(part["label"], part["mask"])  # the mask is white where the image shows it""",
         own="""sizes = [(image.height, image.width)]
 (classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",

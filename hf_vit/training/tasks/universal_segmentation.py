@@ -204,7 +204,7 @@ class UniversalSegmentation(SpatialTask):
     usage = Usage(
         name="segment",
         stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
-    print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
+    print(part["label"], part["score"], part["mask"])  # the mask is white where the image shows it""",
         own="""sizes = [(image.height, image.width)]
 threshold = model.options.score_threshold or 0.5
 (result,) = image_processor.post_process_panoptic_segmentation(outputs, threshold, target_sizes=sizes)

@@ -247,8 +247,8 @@ class ImageTextEvaluator(BaseEvaluator):
     def describe_evaluation(self) -> str:
         """Return a description of the scores."""
         return (
-            "each caption looks for its image among all, and each image for any of its captions; what is as near as "
-            "the right one counts as nearer. Loss: of all images at once, with each of their captions in turn"
+            "each caption is compared with all images, and each image with all captions; wrong matches that are as "
+            "similar as the correct one rank before it. Loss: over all images at once, for each of their captions"
         )
 
 
