@@ -132,29 +132,23 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
-    """Return the mean loss over the parts of a batch and the gradient of this loss, computed with plain PyTorch.
+    """Return the mean loss over the parts of the first batch of a case and its gradient, without a Trainer.
 
     If `counts_all`, losses of models that support it are normalized by the item count of the whole batch, and summed.
     """
     with default_dtype(torch.float64):
-        model, batch = model_and_batch(name, GLOBAL_BATCH)
+        model, batch = model_and_batch(name, 2 * GLOBAL_BATCH)
         starts = range(0, GLOBAL_BATCH, size)
         parts = [{key: value[start : start + size] for key, value in batch.items()} for start in starts]
         model.train()
         if counts_all and isinstance(model, COUNTING):
-            count = model.count_items(batch["labels"])
+            count = model.count_items(batch["labels"][:GLOBAL_BATCH])
             loss = torch.stack([model(**part, num_items_in_batch=count).loss for part in parts]).sum()
         else:
             loss = torch.stack([model(**part).loss for part in parts]).mean()
         loss.backward()
         gradients = flatten([parameter.grad for parameter in model.parameters()])
     return {"losses": loss.detach()[None], "gradients": gradients[None]}
-
-
-def step_of_case(folder: Path, name: str, trainer: str, size: int, accumulate: int) -> dict[str, Any]:
-    """Run one training step of a case with one of `TRAINERS`, without shuffling images."""
-    options = {"num_images": GLOBAL_BATCH, "train_sampling_strategy": "sequential"}
-    return train_case(folder, name, "float64", size, accumulate, trainer_class=TRAINERS[trainer], **options)
 
 
 def loss_of_evaluation(folder: Path, name: str, trainer: str) -> tuple[float, float]:
@@ -185,13 +179,13 @@ def train_case(
 ) -> dict[str, Any]:
     """Train a case with SGD for one epoch (two steps by default); return the losses, gradients and weights.
 
-    If a `kind` of distillation is given, the model also learns from a teacher.
+    Images are not shuffled. If a `kind` of distillation is given, the model also learns from a teacher.
     """
     recorder = GradientRecorder()
     with default_dtype(DTYPES[dtype]):
         model, batch = model_and_batch(name, num_images)
         sgd = {"optim": "sgd", "learning_rate": 0.1, "per_device_train_batch_size": batch_size}
-        sgd["gradient_accumulation_steps"] = accumulate
+        sgd |= {"gradient_accumulation_steps": accumulate, "train_sampling_strategy": "sequential"}
         teaching = {} if kind is None else {"distillation": small_distillation(kind, model)}
         trainer = trainer_class(
             model=model,
@@ -381,24 +375,24 @@ def train_twice(folder: Path) -> dict[str, Any]:
     }
 
 
-def train_cases(folder: Path, processes: int, *dtypes: str) -> dict[tuple[str, str, tuple[int, int]], Any]:
-    """Train all cases of `TRAINING_CASES` in several processes, in each precision and with each split of the batch."""
+def train_cases(folder: Path, processes: int, cases: tuple[str, ...]) -> dict[tuple[str, str], Any]:
+    """Train cases of `TRAINING_CASES` (name=dtype) in several processes, with the finest split of the batch."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == processes
-    return {
-        (name, dtype, split): train_case(folder, name, dtype, *split)
-        for name in TRAINING_CASES
-        for dtype in dtypes
-        for split in splits(name, processes)
-    }
+    pairs = [tuple(case.split("=")) for case in cases]
+    return {(name, dtype): train_case(folder, name, dtype, *splits(name, processes)[-1]) for name, dtype in pairs}
 
 
 @job
-def compare_processes(folder: Path) -> dict[str, Any]:
-    """Run all cases in two processes whose results must match a run in one process."""
-    half = GLOBAL_BATCH // 2
+def compare_processes(folder: Path, *cases: str) -> dict[str, Any]:
+    """Run trainings in two processes whose results must match a run in one process."""
+    half, unwarned = GLOBAL_BATCH // 2, {"ddp_find_unused_parameters": False}
     stored = {"trainer_class": storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
     results = {
-        "gradients": train_cases(folder, 2, *DTYPES),
+        "gradients": train_cases(folder, 2, cases),
+        "transformers": {
+            name: train_case(folder, name, "float64", half, 1, max_steps=1, **unwarned, trainer_class=Trainer)
+            for name in TRAINING_CASES
+        },
         **train_twice(folder),
         "regularized": train_regularized(folder, half),
         "many_sizes": train_augmented(folder / "many_sizes", half, trainer_class=AtManySizes),
@@ -411,19 +405,8 @@ def compare_processes(folder: Path) -> dict[str, Any]:
 
 
 @job
-def compare_trainers(folder: Path) -> dict[tuple[str, str], Any]:
-    """Run a training step of every model in two processes with each Trainer."""
-    return {
-        (name, trainer): step_of_case(folder, name, trainer, GLOBAL_BATCH // 2, 1)
-        for name in TRAINING_CASES
-        for trainer in TRAINERS
-    }
-
-
-@job
-def compare_four_processes(folder: Path) -> dict[str, Any]:
-    """Run the cases that depend on the number of processes in four processes, in float64 only."""
-    gradients = train_cases(folder, 4, "float64")
+def compare_four_processes(folder: Path, *cases: str) -> dict[str, Any]:
+    gradients = train_cases(folder, 4, cases)
     return {"gradients": gradients, "metrics": {size: evaluate(folder, size) for size in EVAL_BATCHES[4]}}
 
 

@@ -1,7 +1,6 @@
 """Test that splitting batches does not change losses, gradients and metrics; test the launch configurations."""
 
 import re
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache, partial
@@ -13,7 +12,6 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
-from torch import Tensor
 
 from hf_vit import HfViTForImageTextToText, HfViTForObjectDetection, HfViTModel
 from hf_vit.model.encoder import HfViTLayer
@@ -34,7 +32,6 @@ from ..helpers.trainings import (
     backward_of_parts,
     digits_trainer,
     loss_of_evaluation,
-    step_of_case,
     train_augmented,
     train_case,
 )
@@ -45,25 +42,32 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
 # Contains one dictionary of results per process.
 Results = list[dict[str, Any]]
 
+plain_backward = cache(backward_of_parts)
+
+
+def run_job(name: str, processes: int, request: pytest.FixtureRequest) -> tuple[Results, str]:
+    """Run a job with the cases of `test_gradients_are_those_of_one_batch`; return its results and output."""
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(name)
+    parameters = [item.callspec.params for item in request.session.items if "processes" in item.fixturenames]
+    cases = [f"{chosen['name']}={chosen['dtype']}" for chosen in parameters if chosen["processes"] == processes]
+    distributed.finish(distributed.start(name, folder, *cases, processes=processes), folder)
+    results = [torch.load(folder / f"process_{rank}.pt") for rank in range(processes)]
+    return results, (folder / "output.txt").read_text()
+
 
 @pytest.fixture(scope="module")
-def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which two processes have written their results and output."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
-    return folder
+def job_of_two(request: pytest.FixtureRequest) -> tuple[Results, str]:
+    return run_job("compare_processes", 2, request)
 
 
 @pytest.fixture(scope="module")
-def two_processes(folder_of_two: Path) -> Results:
-    return [torch.load(folder_of_two / f"process_{rank}.pt") for rank in range(2)]
+def two_processes(job_of_two: tuple[Results, str]) -> Results:
+    return job_of_two[0]
 
 
 @pytest.fixture(scope="module")
-def four_processes(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("four_processes")
-    distributed.finish(distributed.start("compare_four_processes", folder, processes=4), folder)
-    return [torch.load(folder / f"process_{rank}.pt") for rank in range(4)]
+def four_processes(request: pytest.FixtureRequest) -> Results:
+    return run_job("compare_four_processes", 4, request)[0]
 
 
 def assert_same_training(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
@@ -72,21 +76,31 @@ def assert_same_training(result: dict[str, Any], expected: dict[str, Any], toler
         assert_close(result[name], expected[name], tolerance, name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("processes", "dtype"),
+    [
+        (1, "float64"),
+        (2, "float64"),
+        pytest.param(2, "float32", marks=pytest.mark.thinned(6)),
+        pytest.param(4, "float64", marks=pytest.mark.thinned(5)),
+    ],
+)
 @pytest.mark.parametrize("name", TRAINING_CASES)
 def test_gradients_are_those_of_one_batch(
-    name: str, dtype: str, two_processes: Results, four_processes: Results, tmp_path: Path
+    name: str, processes: int, dtype: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    at_once, *accumulated = (train_case(tmp_path, name, dtype, *split) for split in trainings.splits(name, 1))
+    at_once = train_case(tmp_path, name, dtype, GLOBAL_BATCH, 1)
     assert (at_once["gradients"].dtype, at_once["world_size"]) == (DTYPES[dtype], 1)
-    for result in accumulated:
+    if processes == 1:
+        for key, expected in plain_backward(name, GLOBAL_BATCH).items():
+            assert_close(at_once[key][:1], expected, TOLERANCES[dtype], key)
+        results = [train_case(tmp_path, name, dtype, *split) for split in trainings.splits(name, 1)[1:]]
+    else:
+        found = request.getfixturevalue({2: "two_processes", 4: "four_processes"}[processes])
+        results = [process["gradients"][name, dtype] for process in found]
+    for result in results:
+        assert result["world_size"] == processes
         assert_same_training(result, at_once, TOLERANCES[dtype])
-    for processes in (two_processes, four_processes) if dtype == "float64" else (two_processes,):
-        for process in processes:
-            for split in trainings.splits(name, len(processes)):
-                result = process["gradients"][name, dtype, split]
-                assert result["world_size"] == len(processes)
-                assert_same_training(result, at_once, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(
@@ -130,9 +144,8 @@ def test_two_processes_train_as_one(
                 assert torch.equal(process["resumed"][key], process[part][key])
 
 
-@pytest.mark.usefixtures("two_processes")
-def test_two_processes_print_no_warning(folder_of_two: Path) -> None:
-    assert "warn" not in (folder_of_two / "output.txt").read_text().lower()
+def test_two_processes_print_no_warning(job_of_two: tuple[Results, str]) -> None:
+    assert "warn" not in job_of_two[1].lower()
 
 
 def test_metrics_are_the_same_in_any_batches_on_any_number_of_processes(
@@ -159,55 +172,37 @@ def test_an_evaluation_is_of_all_images_at_once_even_if_training_drops_the_last_
     assert trainer.args.dataloader_drop_last
 
 
-# Maximum difference of float64 values, relative to the largest value
-TOLERANCE = 1e-9
-# Maps the name of a batch split to (images per forward pass, forward passes per step, number of processes).
-SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
-
-whole_or_parts = cache(backward_of_parts)
-
-
-def distance(result: Tensor, expected: Tensor) -> float:
-    return float((result - expected).abs().max() / expected.abs().max())
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """Return the gradients that each of two processes has computed."""
-    folder = tmp_path_factory.mktemp("processes")
-    distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
-    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("name", TRAINING_CASES)
-def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any, Any]], tmp_path: Path) -> None:
-    size, accumulate, num_processes = SPLITS[split]
-    if num_processes == 1:
-        results = [step_of_case(tmp_path, name, trainer, size, accumulate)]
-    else:
-        results = [process[name, trainer] for process in processes]
+@pytest.mark.parametrize(
+    ("trainer", "name"),
+    [
+        *(("transformers.Trainer", name) for name in TRAINING_CASES),
+        *(("HfViTTrainer", name) for name, case in TRAINING_CASES.items() if not case.accumulates),
+    ],
+)
+def test_gradient(trainer: str, name: str, two_processes: Results, tmp_path: Path) -> None:
     # Accumulated batches are normalized separately with batch norm, with a contrastive loss, and if the
     # Trainer in transformers divides the loss by the number of objects or tokens in each batch.
-    case = TRAINING_CASES[name]
-    counts = case.model_class in (HfViTForObjectDetection, HfViTForImageTextToText)
-    is_own = trainer == "transformers.Trainer" and counts
-    is_split = accumulate > 1 and (is_own or not case.accumulates)
-    whole = whole_or_parts(name, GLOBAL_BATCH)
-    expected = whole_or_parts(name, size, counts_all=trainer == "HfViTTrainer") if is_split else whole
-    for result in results:
-        assert result["world_size"] == num_processes
-        loss, gradient = (distance(result[key], expected[key]) for key in ("losses", "gradients"))
-        from_whole = distance(result["gradients"], whole["gradients"])
-        note = f" (parts computed separately; difference from the whole batch: {from_whole:.2f})" if is_split else ""
-        sys.stdout.write(f"{name:24}{trainer:22}{split:17}loss {loss:.0e} gradient {gradient:.0e}{note}\n")
-        assert max(loss, gradient) <= TOLERANCE
-        assert (from_whole > TOLERANCE) is is_split
-    # In evaluation, the Trainer computes the loss of image-text pairs only if the collator sets `return_loss`.
-    if split == "1x8" and case.model_class is not Comparing:
-        found, alone = loss_of_evaluation(tmp_path, name, trainer)
-        assert found == pytest.approx(alone, rel=TOLERANCE)
+    case, half = TRAINING_CASES[name], GLOBAL_BATCH // 2
+    is_split = not case.accumulates or case.model_class in (HfViTForObjectDetection, HfViTForImageTextToText)
+    whole = plain_backward(name, GLOBAL_BATCH)
+    parts = plain_backward(name, half, counts_all=trainer == "HfViTTrainer") if is_split else whole
+    options = {"max_steps": 1, "trainer_class": TRAINERS[trainer]}
+    pairs = [(train_case(tmp_path, name, "float64", half, 2, **options), parts)]
+    if trainer == "transformers.Trainer":
+        pairs += [(process["transformers"][name], whole) for process in two_processes]
+    for result, expected in pairs:
+        for key, value in expected.items():
+            assert_close(result[key], value, TOLERANCES["float64"], key)
+        from_whole = (result["gradients"] - whole["gradients"]).abs().max() / whole["gradients"].abs().max()
+        assert (from_whole > TOLERANCES["float64"]) == (expected is not whole)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("name", [name for name, case in TRAINING_CASES.items() if case.model_class is not Comparing])
+def test_loss_of_evaluation_is_that_of_the_model(name: str, trainer: str, tmp_path: Path) -> None:
+    # The Trainer evaluates the loss of image-text pairs only if the collator sets `return_loss`.
+    found, alone = loss_of_evaluation(tmp_path, name, trainer)
+    assert found == pytest.approx(alone, rel=TOLERANCES["float64"])
 
 
 FOLDER = ROOT / "scripts" / "accelerate"
