@@ -14,7 +14,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "thinned(k): run one in k combinations of the parameters; `-m nightly` runs the others"
     )
-    config.addinivalue_line("markers", "nightly: a combination that `thinned` leaves out")
+    config.addinivalue_line("markers", "nightly: left out unless the command line requests it")
 
 
 def numbers_of(items: list[pytest.Item]) -> dict[pytest.Item, int]:
@@ -34,18 +34,18 @@ def numbers_of(items: list[pytest.Item]) -> dict[pytest.Item, int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the excluded combinations as nightly, and deselect them unless the command line requests them.
+    """Mark the excluded combinations as nightly, and deselect nightly tests unless the command line requests them.
 
     A combination is kept if the sum of its parameter indices is divisible by k. Each value of a parameter is therefore
     combined with one in k values of every other parameter.
     """
-    left_out = []
-    for item, number in numbers_of(items).items():
-        marker = item.get_closest_marker("thinned")
-        is_nightly = marker is not None and number % marker.args[0]
-        if is_nightly:
+    left_out, numbers = [], numbers_of(items)
+    for item in items:
+        number, marker = numbers.get(item, 0), item.get_closest_marker("thinned")
+        if marker is not None and number % marker.args[0]:
             item.add_marker("nightly")
-        if (is_nightly and "nightly" not in config.option.markexpr) or (number and config.option.first):
+        is_nightly = item.get_closest_marker("nightly") and "nightly" not in config.option.markexpr
+        if is_nightly or (number and config.option.first):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     excluded = set(left_out)
