@@ -44,24 +44,29 @@ def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
-@needs_int8_export
-def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "quantizes", [False, pytest.param(True, marks=[pytest.mark.nightly, needs_int8_export])], ids=["float32", "int8"]
+)
+def test_compiled_programs_answer_as_the_model_does(quantizes: bool, tmp_path: Path) -> None:
     model, images = make(), images_of()
     fast = hf_vit.optimize_for_inference(
-        model, batch_size=2, dtype="float32", int8=True, images=images, max_seconds=900
+        model, batch_size=2, dtype="float32", int8=quantizes, images=images, max_seconds=900
     )
-    as_given, compiled, int8 = fast.report.trials
+    as_given, compiled, *quantized = fast.report.trials
     assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
     assert compiled.difference < 1e-4
-    assert int8.difference is not None, str(fast.report)
-    # A non-zero difference shows that the less precise int8 model was used.
-    assert 1e-6 < int8.difference < 0.1
+    for int8 in quantized:
+        assert int8.difference is not None, str(fast.report)
+        # A non-zero difference shows that the less precise int8 model was used.
+        assert 1e-6 < int8.difference < 0.1
+    assert len(quantized) == quantizes
     assert fast.report.best.name in str(fast.report)
     assert type(fast) is hf_vit.HfViTForImageClassification
     assert fast.config is model.config
     program: FastForward = fast.forward
     assert program.program is not None
-    tolerance = 0.1 if int8.kept else 1e-4
+    tolerance = 0.1 if any(int8.kept for int8 in quantized) else 1e-4
     assert largest_difference(fast(images).logits, model(images).logits) < tolerance
     swapped = images.contiguous(memory_format=torch.channels_last)
     assert torch.equal(fast(pixel_values=swapped, return_dict=True).logits, fast(images).logits)

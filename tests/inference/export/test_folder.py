@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import pipeline
 
 import hf_vit
+from hf_vit import cli
 from hf_vit.convert.export import export_checkpoint
 from hf_vit.inference.export import folder as export_folder
 from hf_vit.inference.export import formats
@@ -57,7 +58,7 @@ def run_script(folder: Path, workdir: Path, *inputs: list[str]) -> subprocess.Co
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a classifier with an image processor that crops."""
     torch.manual_seed(0)
-    config = small_config(num_hidden_layers=2, id2label=dict(enumerate(LABELS)))
+    config = small_config(num_hidden_layers=1, id2label=dict(enumerate(LABELS)))
     model = hf_vit.HfViTForImageClassification(config)
     path = tmp_path_factory.mktemp("saved") / "model"
     model.save_pretrained(path)
@@ -79,7 +80,7 @@ def exported(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stream in (1, 2):
             os.dup2(printed.fileno(), stream)
         try:
-            hf_vit.cli.main(["export", str(saved), "--output_dir", str(path)])
+            cli.main(["export", str(saved), "--output_dir", str(path)])
         finally:
             for stream, copy in zip((1, 2), kept, strict=True):
                 os.dup2(copy, stream)
@@ -115,14 +116,16 @@ CROPPED = {"size": {"height": 40, "width": 32}, "do_center_crop": False, "do_aff
     ("model_class", "options", "output"),
     [
         (hf_vit.HfViTForSemanticSegmentation, WHOLE, "logits"),
-        (hf_vit.HfViTForUniversalSegmentation, WHOLE, "masks_queries_logits"),
+        pytest.param(
+            *(hf_vit.HfViTForUniversalSegmentation, WHOLE, "masks_queries_logits"), marks=pytest.mark.nightly
+        ),
         (hf_vit.HfViTForKeypointDetection, CROPPED, "heatmaps"),
     ],
 )
 def test_the_script_of_pixels_and_points(
     model_class: Any, options: dict[str, Any], output: str, tmp_path: Path
 ) -> None:
-    overrides = {"num_hidden_layers": 2, "universal_segmentation_config": {"num_queries": 6, "num_blocks": 1}}
+    overrides = {"num_hidden_layers": 1, "universal_segmentation_config": {"num_queries": 6, "num_blocks": 1}}
     model = model_class(small_config(id2label=dict(enumerate(LABELS)), **overrides)).eval()
     model.save_pretrained(tmp_path / "model")
     hf_vit.HfViTImageProcessorPil(**options).save_pretrained(tmp_path / "model")
@@ -185,7 +188,7 @@ def test_a_program_that_differs_is_not_written(
     monkeypatch.setattr("sys.argv", ["hf-vit"])
     output = tmp_path / "outputs" / "wrong"
     with pytest.raises(SystemExit) as left:
-        hf_vit.cli.main(["export", str(saved), "--format", "torch", "--output_dir", str(output)])
+        cli.main(["export", str(saved), "--format", "torch", "--output_dir", str(output)])
     assert str(left.value).startswith(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )

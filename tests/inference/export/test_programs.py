@@ -1,6 +1,6 @@
 """Exported programs of all heads, at batch and image sizes that were not traced."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,8 +46,7 @@ BOXES = ("logits", "pred_boxes", "probabilities")
 PAIRS = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
 QUERIES = {"num_queries": 5, "decoder": "queries", "use_mid_position_embeddings": True}
 MASK_HEAD = {"head": "mask", "num_layers": 1}
-# All heads, with the options of the backbone that affect tracing. By default, one of the formats is tested per case:
-# "torch" for every second one. `test_folder.py` exports classification, segmentation and keypoints to ONNX.
+# All heads, with the options of the backbone that affect tracing.
 CASES = {
     "features": Case(hf_vit.HfViTModel, ("last_hidden_state", "pooler_output"), variant="siglip"),
     "depth": Case(hf_vit.HfViTForDepthEstimation, ("predicted_depth",)),
@@ -68,6 +67,12 @@ CASES = {
 }
 
 
+# By default, cases are exported to torch, and those with special operators or several inputs to ONNX. `test_folder.py`
+# exports classification, segmentation and keypoints to ONNX.
+TO_ONNX = ("deformable", "zero_shot_image_classification")
+TESTED_ELSEWHERE = ("classification", "keypoints")
+
+
 def build(case: Case) -> hf_vit.HfViTPreTrainedModel:
     torch.manual_seed(0)
     config = small_config(case.variant, **{**TINY, **case.overrides})
@@ -79,10 +84,16 @@ def differences(model: hf_vit.HfViTPreTrainedModel, name: str, file: Path) -> li
     return list(compare(model, chosen.open(file, output_names(model)), chosen.bounds(model)))
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("chosen", "write"), [("torch", write_torch), ("onnx", write_onnx)])
-def test_programs_equal_the_model(name: str, chosen: str, write: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        pytest.param(chosen, name, marks=[pytest.mark.nightly] * is_nightly)
+        for name in CASES
+        for chosen, is_nightly in (("torch", name in TO_ONNX + TESTED_ELSEWHERE), ("onnx", name not in TO_ONNX))
+    ],
+)
+def test_programs_equal_the_model(chosen: str, name: str, tmp_path: Path) -> None:
+    write = {"torch": write_torch, "onnx": write_onnx}[chosen]
     model, file = build(CASES[name]), tmp_path / FORMATS[chosen].file
     write(trace(model, FORMATS[chosen]), file, output_names(model))
     rows = differences(model, chosen, file)
@@ -90,6 +101,7 @@ def test_programs_equal_the_model(name: str, chosen: str, write: Callable[..., N
     assert all(row.is_equal for row in rows), rows
 
 
+@pytest.mark.slow
 @needs_exporters
 def test_programs_of_openvino_equal_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # OpenVINO writes a file to the home directory.
