@@ -119,8 +119,8 @@ COMPILED = (
     "annealed",
     "dpt_metric",
     "instance_keypoints",
-    *DECODERS,
     "in_windows",
+    *DECODERS,
     *checks.MASKED,
 )
 
@@ -132,7 +132,7 @@ def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
     model = build(head.replace("annealed", "universal"))
     if head == "annealed":
         model.anneal_masks(1.0)
-    grids = ((4, 4), (3, 5)) if head in COMPILED else ((4, 4),)
+    grids = ((4, 4), (3, 5)) if head in ("conv", "universal") else ((3, 5) if head in COMPILED else (4, 4),)
     names = ("pixel_values", "noise", "input_ids")
     sizes = [{name: v for name, v in inputs_of(model, grid=grid).items() if name in names} for grid in grids]
     checks.check_compiled(model, sizes, 2e-5, backend, output_hidden_states=True)
@@ -248,6 +248,7 @@ def resized(maps: Tensor) -> Tensor:
     return nn.functional.interpolate(maps, size=(32, 32), mode="bilinear")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("head", checks.SEMANTIC)
 def test_semantic_heads_overfit_one_batch(head: str) -> None:
     _, outputs = trained(head, 3, labels=BANDS)
@@ -268,6 +269,7 @@ def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     assert ((depth - labels).abs() / labels).mean() < 0.05
 
 
+@pytest.mark.nightly  # trains the model like the next test
 def test_universal_model_overfits_semantic_maps() -> None:
     classes = [band.unique() for band in BANDS]
     masks = [(band == own[:, None, None]).float() for band, own in zip(BANDS, classes, strict=True)]

@@ -137,6 +137,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
     return metric.compute()["map"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
 def test_overfitted_batch_has_high_average_precision(decoder: str) -> None:
     """Overfit a batch. The deformable decoder is tested in `test_deformable.py`."""

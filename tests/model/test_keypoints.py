@@ -162,6 +162,7 @@ def test_loss_is_the_mean_of_squares() -> None:
     assert keypoint_loss(heatmaps, labels, (32, 48), options) == 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("head", KEYPOINTS)
 def test_heads_overfit_one_batch(head: str) -> None:
     torch.manual_seed(0)
