@@ -161,20 +161,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_code_of_the_first_readme_runs_with_the_package_and_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_code_of_the_first_readme_runs_with_the_package_and_without(seed: int, tmp_path: Path) -> None:
     blocks = [block.code for block in blocks_of(ROOT / "README.md") if block[:2] == ("python", "")]
     with_package, without_package = blocks
     assert "hf_vit" not in without_package
     trained = f"""
 import transformers
 
-accuracies = {{}}
-for seed in (0, 1):
-    transformers.set_seed(seed)
-    names = {{}}
-    exec({with_package!r}, names)
-    accuracies[seed] = names["trainer"].evaluate()["eval_accuracy"]
-assert min(accuracies.values()) >= 0.9, accuracies
+transformers.set_seed({seed})
+names = {{}}
+exec({with_package!r}, names)
+accuracy = names["trainer"].evaluate()["eval_accuracy"]
+assert accuracy >= 0.9, accuracy
 """
     run_with_package(trained, tmp_path)
     assert "'score'" in run_without_package(without_package, tmp_path).stdout
