@@ -32,8 +32,8 @@ from .test_predict import lines_of
 
 
 STEPS = ["--learning_rate", "3e-3", "--photometric", "0", "--eval_strategy", "steps", "--save_strategy", "steps"]
-DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "45", "--min_scale", "0.8", "--max_scale", "1.2"]
-OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "90", "--max_grad_norm", "1"]
+DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "55", "--min_scale", "0.8", "--max_scale", "1.2"]
+OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "110", "--max_grad_norm", "1"]
 OBJECTS += ["--min_scale", "0.9", "--max_scale", "1.1"]
 OPTIONS = {
     **{task: [*STEPS, *DENSE, "--max_class_share", "1"] for task in TASKS},
@@ -118,9 +118,10 @@ def test_saved_config_contains_score_threshold_and_keypoint_metadata(workplace: 
     assert json.loads((workplace / "keypoint_detection" / "preprocessor_config.json").read_text())["do_affine_crop"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("task", OPTIONS)
 def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
-    checkpoint = str(workplace / task / f"checkpoint-{45 if task in TASKS else 90}")
+    checkpoint = str(workplace / task / f"checkpoint-{55 if task in TASKS else 110}")
     train(task, data_of(workplace, task), tmp_path, *OPTIONS[task], "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / task / "model.safetensors")
     resumed = load_file(tmp_path / "model.safetensors")
