@@ -28,7 +28,7 @@ TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for
 OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
-SCENES_BATCHES = (1, 2)  # batch sizes per process; the last batch is smaller
+SCENES_BATCHES = (2,)  # batch size per process; the last batch is smaller
 UPSCALED = {"num_blocks": 1, "num_upscale_blocks": 1}
 CONFIG = {
     **encoder_shape(32, 2, 64),

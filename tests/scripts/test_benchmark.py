@@ -91,6 +91,7 @@ def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
         assert all(value > 0 for value in result[measure].values())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("subject", "image_size", "expected"),
     [
@@ -129,6 +130,7 @@ def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) 
     assert 0 <= scores[learning.CHOOSES[task]] < 100
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("task", "options"),
     [
@@ -150,6 +152,7 @@ def test_learning_trains_peers(
     train_peer(tmp_path, task, recipe)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "task", ["image_classification", "semantic_segmentation", "depth_estimation", "object_detection"]
 )

@@ -119,6 +119,7 @@ def scores(folder: Path) -> dict[str, float]:
     return json.loads((folder / "test_scores.json").read_text())
 
 
+@pytest.mark.nightly  # `test_fault_injection.py` kills trainings, too
 def test_a_killed_training_ends_in_the_weights_of_an_undisturbed_one(whole: Path, resumed: Path) -> None:
     expected, actual = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
@@ -212,6 +213,7 @@ for name in ("blue", "green", "red"):
 """
 
 
+@pytest.mark.nightly  # `test_hub.py` publishes and opens models, too
 def test_published_model_opens_without_the_package(resumed: Path, workplace: Path, tmp_path: Path) -> None:
     assert "Nothing was uploaded" in command(workplace, "push", "resumed", "user/colors", "--dry_run").stdout
     with serve(tmp_path / "hub") as hub:

@@ -420,6 +420,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**dict.fromkeys(TASKS, write_scenes(folder / "scenes")), **objects}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_every_task_learns_from_features(task: str, data: dict[str, Path], tmp_path: Path) -> None:
     teacher, output = save_teacher("vit", tmp_path / "tutor", NAMES), tmp_path / "output"

@@ -89,16 +89,17 @@ CASES = [
     ("universal_segmentation", 0, ()),
     *(
         (task, blocks, options)
+        for blocks in (0, 1)
         for task, options in (
             *(("semantic_segmentation", ()), ("keypoint_detection", ()), ("zero_shot", ())),
             *(("depth_estimation", ()), ("depth_estimation", DPT)),
             *(("object_detection", WITH_QUERIES), ("object_detection", WITH_LEVELS)),
         )
-        for blocks in (0, 1)
     ),
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("task", "blocks", "options"), CASES)
 def test_losses_are_those_of_the_images(
     task: str, blocks: int, options: tuple[str, ...], data: dict[str, Path], tmp_path: Path

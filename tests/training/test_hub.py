@@ -514,7 +514,7 @@ def test_published_model_opens_without_the_package_and_then_without_a_network(
         torch.save({"images": images, "logits": model(images).logits}, tmp_path / "data.pt")
     with serve(tmp_path / "root") as hub:
         hub.commits += published[0].commits
-        for environment in (hub.client, {**NOWHERE, "HF_HUB_OFFLINE": "1"}):
+        for environment in (hub.client, {"HF_HUB_OFFLINE": "1"}):
             process = run_without_package(OPEN, tmp_path / "work", str(tmp_path / "data.pt"), **environment)
             downloaded = Path(process.stdout.split()[-1])
             assert {path.name: path.read_bytes() for path in downloaded.iterdir()} == uploaded(saved, "user/clothing")
@@ -549,6 +549,7 @@ for name, (kind, model_class, expected) in saved.items():
 """
 
 
+@pytest.mark.nightly  # `test_remote_code.py` opens models of all tasks, too
 def test_published_dense_models_open_in_stock_pipelines(tmp_path: Path) -> None:
     saved = {}
     for name, (model_class, kind, options) in DENSE.items():

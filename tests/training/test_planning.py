@@ -309,7 +309,7 @@ def test_heads_of_detectors_learn_from_stored_features(
 
     def measure_in_time(task: Task, seconds: float) -> Pace:
         assert (measure_pace(task, 0.0).view > 0) is is_stored
-        return Pace(5.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
+        return Pace(20.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
 
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
