@@ -106,7 +106,7 @@ def images(draw: st.DrawFn) -> np.ndarray:
     return draw(arrays.arrays(kind, shape, elements=draw(elements), fill=fill))
 
 
-@fuzz(max_examples=250)
+@fuzz(max_examples=150)
 @given(
     backend=st.sampled_from((HfViTImageProcessor, HfViTImageProcessorPil)),
     image=images() | st.lists(images(), max_size=2),
@@ -174,7 +174,7 @@ def heads(draw: st.DrawFn) -> dict[str, Any]:
     return {task: {**SMALL.get(task, {}), **{name: draw(values_of(hints[name])) for name in names}}}
 
 
-@fuzz(max_examples=250)
+@fuzz(max_examples=150)
 @given(backbone=backbones(), options=st.just({}) | heads(), model_class=st.sampled_from(MODEL_CLASSES))
 def test_configuration_builds_and_reloads_a_model_or_raises(
     backbone: dict[str, Any], options: dict[str, Any], model_class: type[HfViTModel]

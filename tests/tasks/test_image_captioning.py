@@ -123,7 +123,7 @@ def test_saved_encoder_stays_frozen_and_saved_model_keeps_its_tokenizer(workplac
     HfViTModel(config).save_pretrained(tmp_path / "vision")
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "vision")
     options = ["--model_name_or_path", str(tmp_path / "vision"), "--max_steps", "3", "--save_strategy", "no"]
-    options += ["--trainable_blocks", "0", "--cached_views", "2", "--vocab_size", "280"]
+    options += ["--trainable_blocks", "0", "--cached_views", "2", "--vocab_size", "280", "--max_eval_samples", "2"]
     options += ["--config_overrides", json.dumps({"caption_config": TEXT})]
     call_command("train image-captioning", caption_arguments(workplace / "halves", tmp_path / "out", *options))
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("vision", "out"))
