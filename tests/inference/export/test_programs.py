@@ -67,9 +67,9 @@ CASES = {
 }
 
 
-# By default, cases are exported to torch, and those with special operators or several inputs to ONNX. `test_folder.py`
-# exports classification, segmentation and keypoints to ONNX.
-TO_ONNX = ("deformable", "zero_shot_image_classification")
+# By default, cases are exported to torch, and the case with several inputs to ONNX. `test_folder.py` exports
+# classification, segmentation and keypoints to ONNX.
+TO_ONNX = ("zero_shot_image_classification",)
 TESTED_ELSEWHERE = ("classification", "keypoints")
 
 
