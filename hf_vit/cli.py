@@ -213,7 +213,7 @@ class Parser(argparse.ArgumentParser):
         if "const" in option:
             settings |= {"nargs": "?", "const": option["const"]}
         elif option.get("list"):
-            settings |= {"nargs": "+", "action": "extend"}
+            settings |= {"nargs": "+", "action": "extend" if option["type"] == "pair" else "store"}
         flags = [*spellings(name), *ALIASES.get(name, [])]
         self.add_argument(*flags, dest=name, type=TYPES[option["type"]], **settings)
         if option.get("default") is True:

@@ -133,6 +133,12 @@ OF_TASKS = {
     "object_detection": [("--box_errors hide", "invalid choice: 'hide'"), *given("iou_crop 2")],
     "keypoint_detection": given("box_padding 0", "max_shift 1"),
     "masked_image_modeling": given("mask_ratio 1"),
+    "image_reconstruction": [
+        *given("latent_channels 0", "kl_weight -1", "num_latent_layers 0", "min_crop_scale 0"),
+        ("--latent_type vq", "latent_type | 'kl', 'rae' | got vq"),
+        ("--pixel_loss l3", "pixel_loss | 'l1', 'l2' | got l3"),
+        ("--feature_weight 1 --feature_model FOLDER/nothing", "nothing"),
+    ],
 }
 TRAININGS = {"image_classification": [*LIBRARY, *OURS], **OF_TASKS}
 

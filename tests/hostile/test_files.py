@@ -372,6 +372,11 @@ DATASETS = [
         ("caption-to-learn-that-is-empty", captions(""), "1.png"),
         ("caption-to-learn-that-is-a-number", captions(7), "text"),
     ),
+    *data_rows(
+        "image_reconstruction",
+        lambda folder: write_pictures(folder, "1.png", "2.png"),
+        ("photo-to-encode-that-is-cut", lambda folder: truncate(folder / "1.png", 0.5), "1.png"),
+    ),
 ]
 
 

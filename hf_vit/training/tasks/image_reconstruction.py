@@ -36,7 +36,7 @@ from ...visualize.pretraining import draw_views
 from ..arguments import UnlabeledArguments
 from ..checkpoints import on_first_process
 from ..evaluator_trainer import EvaluatorTrainer
-from ..models import NUM_IMAGES, principal_directions
+from ..models import NUM_IMAGES, principal_directions, read_config_of
 from ..planning.defaults import RECONSTRUCTION
 from ..publishing.model_card import Usage
 from .base import Task
@@ -178,7 +178,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
             self.args.trainable_blocks = 0
 
     def check_options(self) -> None:
-        """Check all options that do not depend on the data; raise `ValueError` if an encoder is missing."""
+        """Check options that do not depend on the data; raise `ValueError` or `OSError` if an encoder is missing."""
         super().check_options()
         options = self.options
         if options.latent_type == "rae" and options.model_name_or_path is None:
@@ -188,6 +188,8 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
                 f"feature_weight={options.feature_weight} requires a trained encoder, but none is given. Set "
                 "--feature_model, or --feature_weight 0."
             )
+        if options.feature_weight and options.feature_model:
+            read_config_of(options.feature_model)
 
     def open_data(self) -> TargetData:
         """Open the images."""
