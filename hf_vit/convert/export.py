@@ -74,7 +74,7 @@ def transformers_config(layout: str, config: HfViTConfig, is_classifier: bool) -
 
 
 def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a Dinov2Config, given the fields that it shares with ViTConfig."""
+    """Return all fields of a Dinov2Config, given those that it has in common with ViTConfig."""
     for name in ("image_size", "patch_size"):
         height, width = to_pair(vars(config)[name])
         if height != width:
@@ -105,8 +105,8 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
                 raise ValueError(f"timm does not support {name}={vars(config)[name]!r}{condition}, only {value!r}.")
     if config.use_distillation_token and not is_classifier:
         raise ValueError(
-            "timm does not support use_distillation_token=True without classifiers: its output is then the mean of "
-            "both tokens, not pooler_output. Export an HfViTForImageClassification."
+            "timm does not support use_distillation_token=True without classifiers: it then returns the mean of the "
+            "CLS token and the distillation token, not pooler_output. Export an HfViTForImageClassification."
         )
     if config.proj_bias != config.mlp_bias:
         raise ValueError(
@@ -171,7 +171,7 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
 
 
 def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return preprocessor_config.json. It names `BitImageProcessor` for a center crop, else `ViTImageProcessor`."""
+    """Return preprocessor_config.json of class `BitImageProcessor` for a center crop, else of `ViTImageProcessor`."""
     kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
     shared = {name: options[name] for name in SHARED if options.get(name) is not None}
     return {"image_processor_type": kind, **shared}

@@ -128,7 +128,7 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
         fields["attention_probs_dropout_prob"] = config["attention_dropout"]
     fields["image_size"] = round_to_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
-        # The default is the last block. Unlike an explicit index, it remains valid if num_hidden_layers is changed.
+        # Without these fields, the last block is used, even if num_hidden_layers is changed later.
         del fields["out_features"], fields["out_indices"]
     return fields
 
@@ -169,7 +169,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 def round_to_patches(image_size: Size, patch_size: Size) -> Size:
     """Round an image size down to whole patches. The source model ignores the remaining pixels."""
     image, patch = ([size] * 2 if isinstance(size, int) else list(size) for size in (image_size, patch_size))
-    if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # `HfViTConfig` reports invalid sizes.
+    if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # `HfViTConfig` rejects invalid sizes.
         return image_size
     height, width = (whole // part * part for whole, part in zip(image, patch, strict=True))
     return height if height == width else [height, width]

@@ -100,7 +100,7 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
     "clip": (1.0, BICUBIC, OPENAI),
-    "torch": (None, BILINEAR, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}),  # torchvision: Resize, ToTensor
+    "torch": (None, BILINEAR, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}),  # torchvision's Resize and ToTensor
 }
 
 
@@ -143,7 +143,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         options["size"] = {"height": side, "width": side}
     if name == "VitPose":
         options["do_affine_crop"] = options.pop("do_affine_transform")
-        if options["normalize_factor"] == 200:  # This is the default and has no effect on pixels.
+        if options["normalize_factor"] == 200:  # the default, without effect on pixels
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
@@ -295,7 +295,7 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
 def _take_padding(options: Options) -> Options:
     """Removes the padding options of DETR-like models from `options` and converts them for `HfViTImageProcessor`."""
     size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
-    if isinstance(size, int):  # Files from early transformers releases contain an integer.
+    if isinstance(size, int):  # Early transformers releases saved an integer.
         options["size"] = {"shortest_edge": size, "longest_edge": longest}
     has_one_size = not isinstance(size, int) and "height" in size
     return {} if has_one_size else {"ensure_multiple_of": 16, "do_pad": do_pad}
@@ -318,7 +318,7 @@ def _resized(options: Options, height: int, width: int) -> Options:
     if not options.get("do_center_crop"):
         return {"size": target, **({"keep_aspect_ratio": False} if options.get("keep_aspect_ratio") else {})}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
-    if {*size} != {*target}:  # All edges use the larger ratio, so the resized image covers the crop.
+    if {*size} != {*target}:  # The larger ratio scales all edges, so the resized image covers the crop.
         ratios = dict.fromkeys(size, max(ratios.values()))
     return {"size": {side: round(pixels * ratios[side]) for side, pixels in size.items()}, "crop_size": target}
 

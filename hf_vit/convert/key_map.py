@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Made:
-    """Rule: compute the tensor from source tensors with the function `make`. This rule cannot be exported."""
+    """Rule: compute the tensor from source tensors with the function `make`. Export does not support this rule."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]

@@ -47,7 +47,7 @@ HEADS = {
     "detection_head.queries.weight": "object-detection",
     "detection_head.query_features.weight": "object-detection",
     "depth_head.dpt.predictor.weight": "depth-estimation",
-    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # The "classic" heads of ViTPose also contain it.
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # also in "classic" ViTPose heads
     "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
     "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
     "contrastive_head.text_projection.weight": "zero-shot-image-classification",
@@ -107,7 +107,7 @@ def convert_pretrained(
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
-    known -= {"dtype"}  # Here, `dtype` is the weight dtype for `from_pretrained`, not a field.
+    known -= {"dtype"}  # `dtype` is an argument of `from_pretrained` here, not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry, norm_first=kwargs.pop("norm_first", None))
@@ -131,7 +131,7 @@ def check_text_tower(source: Source, converted: Converted) -> None:
 
 
 def drop_incompatible_text_tower(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
-    """Returns the weights, without text tower and contrastive head if `config` has a different text tower."""
+    """Returns the weights. Text tower and contrastive head are left out if `config` has a different text tower."""
     before, after = (HfViTTextConfig.of(part.text_config) for part in (converted.config, config))
     other = [name for name in TEXT_SHAPE if vars(before)[name] != vars(after)[name]]
     left_out = [name for name in converted.weights if name.startswith(("text_model.", "contrastive_head."))]
@@ -179,7 +179,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     shapes = shapes_of(source, family)
     keys = {**family.keys, **family.adapt(known_config(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
-    with torch.device("meta"), no_init_weights():  # Only tensor names and shapes are needed.
+    with torch.device("meta"), no_init_weights():  # Only tensor names and shapes are needed, no values.
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()

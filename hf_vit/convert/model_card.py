@@ -54,7 +54,7 @@ def write_conversion_card(
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    # The pipeline tag of a model without a task head is feature extraction.
+    # Models without a task head have the pipeline tag "image-feature-extraction".
     pipeline = next(iter(CUSTOM_PIPELINES.get(class_name, {FEATURES: {}})))
     card_data = ModelCardData(
         library_name="transformers",

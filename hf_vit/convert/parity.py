@@ -63,7 +63,9 @@ def open_reference(source: Source, config: HfViTConfig) -> Run:
     if "model_type" in source.config and not Path(source.name).is_file():
         name = (source.config.get("architectures") or ["AutoModel"])[0]
         if name not in dir(transformers):
-            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is not a class in transformers.")
+            raise NoReferenceError(
+                f"{source.name!r} has the architecture {name}, which is not a class in transformers."
+            )
         options = {"dtype": torch.float32, "trust_remote_code": False, **source.hub}
         model = getattr(transformers, name).from_pretrained(source.name, **options).eval()
         run: Callable[..., Outputs] = RUNNERS.get(source.config["model_type"], run_plain)
@@ -87,7 +89,7 @@ def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
 
 
 def run_vit(model: Any, images: Tensor) -> Outputs:
-    """Runs a ViT. A model with a pixel decoder also runs with masked patches if images have the native size."""
+    """Runs a ViT. If it has a pixel decoder and images have the native size, it also runs with masked patches."""
     if not isinstance(model, transformers.ViTForMaskedImageModeling):
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
@@ -118,7 +120,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
 
 
 def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
-    """Runs an image tower. If the model has a text tower, also runs random texts and returns them as `input_ids`."""
+    """Runs an image tower. A text tower, if present, is run on random texts, which are returned as `input_ids`."""
     if not isinstance(model, TWO_TOWERS):
         return run_tower(model, images)
     texts = draw_texts(model.config.text_config)
@@ -136,7 +138,7 @@ def draw_texts(config: Any) -> Tensor:
 
 
 def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model, such as SigLIP 2, whose input is flattened patches (B, N, p·p·C), channels last, not images."""
+    """Runs a model, such as SigLIP 2, whose inputs are flattened patches (B, N, p·p·C) with channels last."""
     config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
     side = config.patch_size
     patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
@@ -195,7 +197,9 @@ def _open_timm(source: Source) -> Run:
     if find_spec("timm") is None:
         raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
     if "pretrained_cfg" not in source.config:
-        raise NoReferenceError(f"config.json of {source.name!r} has no pretrained_cfg, which timm needs.")
+        raise NoReferenceError(
+            f"config.json of {source.name!r} has no pretrained_cfg, which timm requires to load it."
+        )
     import timm
 
     revision = f"@{source.hub['revision']}" if "revision" in source.hub else ""
@@ -321,7 +325,7 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 def run_converted(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
     """Returns all outputs of an hf_vit model and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    # Hidden states are those of the base model without a mask, because masked ones contain only visible patches.
+    # Hidden states are computed without a mask, because masked ones contain only the visible patches.
     if isinstance(model, HfViTForMaskedImageModeling):
         masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}

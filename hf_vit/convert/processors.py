@@ -88,7 +88,7 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
         logger.warning(f"{source.name!r} has no image processor options. The defaults of its model family are used.")
         if "model_type" in source.config:
             options = image_processor_options({}, model_type=source.config["model_type"])
-        else:  # Older timm config.json files have these options at the top level.
+        else:  # Older timm config.json files have no `pretrained_cfg` and store its options at the top level.
             side = max(to_pair(native.image_size))
             options = timm_image_processor_options({"input_size": (3, side, side), **source.config})
     return resize_image_processor(options, native.image_size, native.num_channels)
@@ -118,7 +118,7 @@ def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> di
 def load_processor(
     model: HfViTPreTrainedModel, name_or_path: str | os.PathLike[str], **options: Any
 ) -> BaseImageProcessor | HfViTProcessor:
-    """Returns the image processor of a checkpoint or, if the model has text inputs, image processor and tokenizer.
+    """Returns the image processor of a checkpoint, together with its tokenizer if the model has text inputs.
 
     Args:
         model: The model that was loaded from the checkpoint.
@@ -161,7 +161,7 @@ def load_tokenizer(
         )
     if is_canonicalized(name_or_path, **hub):
         tokenizer = canonicalized(tokenizer)
-    if options.encoder_config is None:  # Tokenizers of transformers text encoders already limit the length.
+    if options.encoder_config is None:  # Other tokenizers already limit the length.
         tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
     return tokenizer
 

@@ -141,7 +141,7 @@ def open_source(
         if config_file is not None:
             content = {**report_lines, **read_json(config_file)}
             return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
-    raise OSError(f"{place!r} contains no {' or '.join(NAMES)}. Give the folder or repository of a model.")
+    raise OSError(f"{place!r} contains no {' or '.join(NAMES)}. Pass the folder or repository of a model.")
 
 
 def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
@@ -167,7 +167,7 @@ def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Pa
             return [file]
         shards, _ = get_checkpoint_shard_files(name_or_path, str(file), **hub)
         return [Path(shard) for shard in shards]
-    raise OSError(f"There are no weights in {name_or_path!r}: none of {', '.join(names)}.")
+    raise OSError(f"{name_or_path!r} contains no weights: none of the files {', '.join(names)} exists.")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
                 yield name, tuple(tensor.shape), tensor
         case _:
             raise OSError(
-                f"{str(file)!r} is not a file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file."
+                f"{str(file)!r} is not a file of weights. Pass a .safetensors, .npz, .pth, .pt or .bin file."
             )
 
 
@@ -260,7 +260,7 @@ def _unpickle(file: Path) -> Any:
         # argparse.Namespace is safe plain data. Many checkpoints use it to store the options of their training run.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except UnpicklingError as error:  # The message from torch is omitted: it suggests running the code.
+    except UnpicklingError as error:  # The message of torch suggests running code.
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
             raise OSError(f"{str(file)!r} is damaged or truncated. Download it again.") from None
@@ -268,7 +268,7 @@ def _unpickle(file: Path) -> Any:
             f"{str(file)!r} contains objects other than weights ({code[1]}). Loading them could run code in the file, "
             "which is not allowed. Save only the model's state_dict()."
         ) from None
-    except Exception as error:  # For damaged files, the unpickler raises many types of errors.
+    except Exception as error:  # For damaged files, the unpickler may raise any type of exception.
         raise OSError(
             f"{str(file)!r} is damaged or truncated: {type(error).__name__}: {error}. Download it again."
         ) from error
@@ -288,5 +288,5 @@ def check_pickled(file: Path) -> None:
         return
     with file.open("rb") as stream:
         start = stream.read(16)
-    if not start.startswith((b"PK", b"\x80")):  # Zip archives (truncated here) start with PK, pickles with 0x80.
+    if not start.startswith((b"PK", b"\x80")):  # first bytes of zip archives and pickles
         raise OSError(f"{str(file)!r} begins with {start!r}, so it is not a file of weights. Download it again.")

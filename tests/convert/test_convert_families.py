@@ -118,7 +118,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
         ("LW-DETR", {"group_detr": 3}, r"Missing: .*enc_out_bbox_embed\.2"),
         ("ViTPose+", {"dataset_index": 3}, "dataset_index=3 is out of range: the checkpoint has 3 experts, 0 to 2"),
         ("ViTPose", {"dataset_index": 1}, "dataset_index=1 is out of range: the checkpoint has 1 experts, 0 to 0"),
-        ("ViTPose", {"out_indices": [1]}, r"uses out_indices=\[1\], but only the last of num_hidden_layers=2"),
+        ("ViTPose", {"out_indices": [1]}, r"out_indices=\[1\], but only the output of the last of .*=2 blocks"),
         ("ViTPose", {"model_type": "swin"}, "backbone_config has model_type='swin'"),
     ],
 )

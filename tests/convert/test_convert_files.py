@@ -325,7 +325,7 @@ def test_lone_file_of_timm_opens_by_its_architecture(architecture, message, tmp_
 
 def test_missing_hyperparameters_raise_and_given_values_take_priority(tmp_path):
     file = save_plain(tmp_path, embed_dim=96, num_heads=4)
-    with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Give num_attention_heads="):
+    with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Pass num_attention_heads="):
         HfViTModel.from_pretrained(file)
     assert HfViTModel.from_pretrained(file, num_attention_heads=4).config.num_attention_heads == 4
     save_plain(tmp_path, num_heads=4)
@@ -529,7 +529,7 @@ def test_a_converted_model_has_the_logits_of_its_source(kind, given, size, suffi
 @pytest.mark.parametrize(
     ("model", "given", "message"),
     [
-        (ConvolutionViT(), {}, "do not show num_attention_heads .*; hidden_act .*; norm_first .*. Give the values"),
+        (ConvolutionViT(), {}, "do not contain num_attention_heads .*; hidden_act .*; norm_first .*. Pass them as"),
         (ConvolutionViT(), {**GELU, "norm_first": False}, "norm_first=False is not supported: .*post-norm"),
         (ConvolutionViT(), {**GELU, "intermediate_size": 768}, "768 contradicts the weights, which have .*=2048"),
         (nn.ModuleList([ConvolutionViT().encoder_blocks, nn.Conv2d(3, 16, 4)]), GELU, "no LayerNorm after the last"),

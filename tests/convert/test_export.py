@@ -122,7 +122,7 @@ def test_options_unsupported_by_the_layout_raise(layout, options, reason, tmp_pa
 
 def test_unexportable_models_raise_with_a_suggestion(tmp_path):
     folder = tmp_path / "exported"
-    with pytest.raises(ValueError, match=r"mean of both tokens.*Export an HfViTForImageClassification"):
+    with pytest.raises(ValueError, match=r"mean of the CLS token and .*Export an HfViTForImageClassification"):
         export_checkpoint(build(HfViTModel, use_distillation_token=True), folder, "timm")
     with pytest.raises(ValueError, match=r"HfViTBackbone cannot be exported.*base_model"):
         export_checkpoint(build(HfViTBackbone), folder, "vit")

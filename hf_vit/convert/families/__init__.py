@@ -21,7 +21,7 @@ FAMILIES: tuple[Family, ...] = (
     *(CLIP, SIGLIP, SIGLIP_2),
     *(YOLOS, LW_DETR, EOMT, EOMT_DINOV3, DPT_SEGMENTATION, DPT, DEPTH_ANYTHING, VITPOSE),
     *(TIMM, OPEN_CLIP_SIGLIP, OPEN_CLIP),
-    # For files without a configuration, the first family whose `marks` are present is used.
+    # A file without a configuration belongs to the first family whose characteristic tensors (`marks`) it contains.
     *(GOOGLE, BIG_VISION, DINOV3_FILE, META_FILE, CLIP_FILE, TORCH_ENCODER),
 )
 

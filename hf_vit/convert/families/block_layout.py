@@ -35,7 +35,7 @@ DIALECTS: Mapping[str, KeyMap] = {
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
     "storage_tokens": {"embeddings.register_tokens": "storage_tokens"},
     "blocks.0.gamma_1": parts(BLOCK, "blocks.*", "layer_scale1.scale=gamma_1 layer_scale2.scale=gamma_2"),
-    # bias_mask sets the bias of the key to zero, so this part of the qkv bias is not read.
+    # The tensor bias_mask sets the key bias to zero, so the key part of the qkv bias is not read.
     "blocks.0.attn.qkv.bias_mask": {
         f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
         f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
@@ -66,7 +66,7 @@ def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def add_positions(first: int, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns register tokens plus their position embeddings, which start at row `first` of the position table."""
+    """Returns the register tokens with their position embeddings (from row `first` of the position table) added."""
     return tokens + positions[:, first : first + tokens.shape[1]]
 
 
@@ -164,7 +164,7 @@ def table_size(
             return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
     raise ValueError(
         f"The position table has {rows} rows, which match neither a square image nor image_size={native or wanted} "
-        f"with patches of {patch[0]} x {patch[1]} pixels. Give the image size that the weights are made for as "
+        f"with patches of {patch[0]} x {patch[1]} pixels. Pass the native image size of the weights as "
         "image_size=(height, width)."
     )
 

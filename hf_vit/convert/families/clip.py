@@ -51,9 +51,9 @@ def tower_of(config: Config) -> Config:
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
     """Returns the options of CLIP's text tower and contrastive head.
 
-    In older files, `text_config_dict` has priority over `text_config`. CLIP pools a text at the token `eos_token_id`.
-    Old files contain the unused value 2, and CLIP then pools at the largest token id. If `eos_token_id` is not in the
-    vocabulary, CLIP does not find it and pools the first token.
+    In older files, `text_config_dict` has priority over `text_config`. CLIP uses the output at the token
+    `eos_token_id` as the text embedding. If it is 2, an unused value in old files, CLIP uses the token with the
+    largest id. If `eos_token_id` is not in the vocabulary, no token matches, and CLIP uses the first one.
     """
     tower = config.get("text_config_dict") or config.get("text_config") or {}
     text = given_fields(tower, SIGLIP_TEXT_DEFAULTS, hidden_act="quick_gelu")

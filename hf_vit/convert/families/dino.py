@@ -86,7 +86,8 @@ def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, An
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:
         raise ValueError(
-            f"{biases} is not supported: only query and value, all three, or none may have a bias. Use transformers."
+            f"{biases} is not supported. Only query and value, or query, key and value, or none of them may have a "
+            "bias. Use transformers for this checkpoint."
         )
     fields = transformers_fields(config, shapes, **{**DEFAULTS_3, **defaults})
     return {**fields, "qkv_bias": biases["query_bias"], "position_embedding_type": "rotary"}
@@ -117,7 +118,7 @@ EOMT_KEYS: KeyMap = {
     **parts("", "", "embeddings.patch_embeddings.projection"),
     **parts(BLOCK, "layers.*", "attention.projection=attention.out_proj mlp.fc1 mlp.fc2"),
 }
-# Key map entries for files saved by transformers before 5.20, with gate and up of a gated MLP in one layer
+# Key map entries for files saved by transformers before 5.20, which store gate and up projection in one layer
 JOINT_GATED_MLP_KEYS = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
 OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}

@@ -43,7 +43,7 @@ configure_encoder = partial(
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for a DPTConfig. DPTConfig numbers blocks from 0, `out_indices` from 1."""
+    """Returns the fields of `HfViTConfig` for a DPTConfig. DPTConfig counts blocks from 0, `HfViTConfig` from 1."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),

@@ -34,7 +34,7 @@ def linear(ours: str, theirs: str) -> KeyMap:
 
 
 def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
-    """Returns the key map entries of a projection to all heads that joins the source projections `parts`."""
+    """Returns the key map entries of an attention projection that concatenates the source projections `parts`."""
     return {
         f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
         for leaf, name in (("weight", "kernel"), ("bias", "bias"))
@@ -42,7 +42,7 @@ def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
 
 
 def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
-    """Returns the key map entries of a block. Arguments are the numbers in the source names of its modules."""
+    """Returns the key map entries of a block. The arguments are the numbers of its modules in the source names."""
     ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
     attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
     return {
@@ -127,7 +127,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
-    """Returns the reason why the text tower is not supported, empty if there is no text tower."""
+    """Returns the reason why the text tower is not supported, or an empty string if there is no text tower."""
     has_texts = any(name.startswith("txt/") for name in shapes)
     return "it has big_vision's layout; google/siglip-… of transformers has the same weights" if has_texts else ""
 

@@ -55,7 +55,7 @@ DECODER = parts(
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules that depend on model sizes or on the transformers release that saved the checkpoint."""
+    """Returns conversion rules that depend on model sizes or on the transformers release that saved the weights."""
     is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
     qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
     projection = "attention.output" if is_of_files else "attention.o_proj"

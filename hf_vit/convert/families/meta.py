@@ -21,7 +21,7 @@ from .vit import without_cls
 # Maps hidden sizes to the number of heads, for models in which a head does not have 64 channels
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 DINOV3_HEADS = {4096: 32}
-OFFSET = 0.1  # offset for resampling position embeddings: https://github.com/facebookresearch/dino/issues/8
+OFFSET = 0.1  # offset in patches, see https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 # Tensors that files of facebookresearch do not have, or that files of several timm architectures have. If a file
 # contains one of them, the user must give the name of the architecture.
@@ -61,7 +61,7 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     number = given.get("num_attention_heads", heads.get(width, width // 64))
     if width % 64 and "num_attention_heads" not in given:
         raise ValueError(
-            f"The number of heads cannot be inferred: no published model has hidden_size={width}. Give "
+            f"The number of heads cannot be inferred: no published model has hidden_size={width}. Pass "
             "num_attention_heads=."
         )
     is_decoded = "decoder_embed.weight" in shapes

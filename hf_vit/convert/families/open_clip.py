@@ -67,7 +67,8 @@ SIZES = {
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
 }
-# Maps fields of OpenCLIP towers (regular expressions) to the only supported value. None means any false value.
+# Maps regular expressions of field names in OpenCLIP towers to the only supported value. None stands for all falsy
+# values.
 FIXED_BLOCKS = (
     "ls_init_value|norm_kwargs|act_kwargs|final_ln_after_pool|block_type|qk_norm|scaled_cosine_attn|"
     "scale_(heads|attn_inner|attn|fc)"
@@ -79,8 +80,8 @@ FIXED = {
     "pos_embed_type": "learnable",
 }
 TEXT_FIXED = {FIXED_BLOCKS: None, "hf_model_name|embed_cls|no_causal_mask|proj_bias": None, "proj_type": "linear"}
-# Fields that are not checked: they are inferred from the weights, used only in training, or details of unsupported
-# options that are rejected above
+# Fields that are not checked: they are inferred from the weights, used only in training, or have an effect only
+# together with options in `FIXED` and `TEXT_FIXED`, which are rejected
 KNOWN = (
     "layers|width|head_width|patch_size|image_size|mlp_ratio|patch_dropout|output_tokens|attn_pooler_(queries|heads)|"
     "n_queries|timm_(model_pretrained|pool|proj|proj_bias|drop|drop_path)"
@@ -172,7 +173,7 @@ def has_texts(shapes: Shapes) -> bool:
 
 
 def unsupported_tensors_reason(shapes: Shapes) -> str:
-    """Returns the reason why `text_keys` does not support the tensors of a text tower, empty if it does."""
+    """Returns the reason why `text_keys` does not support the tensors of a text tower, or "" if it supports them."""
     unknown = [name for name in shapes if re.fullmatch(TEXTS, name) and not re.fullmatch(KNOWN_TEXTS, name)]
     missing = {f"{text_prefix(shapes)}text_projection", "logit_scale"} - shapes.keys()
     strange = [*sorted(unknown)[:3], *(f"no {name}" for name in sorted(missing))]
@@ -180,7 +181,7 @@ def unsupported_tensors_reason(shapes: Shapes) -> str:
 
 
 def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
-    """Returns the reason why the text tower of a file without configuration is not supported, empty if it is."""
+    """Returns why the text tower of a file without configuration is not supported, or "" if it is supported."""
     if has_texts(shapes) and text_prefix(shapes):
         return (
             "the attention mask and pooling of a text tower named text.* are unknown without a configuration; put "
@@ -190,7 +191,7 @@ def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
 
 
 def unsupported_open_clip_text_reason(config: Config, shapes: Shapes) -> str:
-    """Returns the reason why the text tower of an OpenCLIP model is not supported, empty if it is."""
+    """Returns the reason why the text tower of an OpenCLIP model is not supported, or "" if it is supported."""
     if not has_texts(shapes):
         return ""
     model = config["model_cfg"]
@@ -331,7 +332,7 @@ SIGLIP_TEXT_FIXED = {
     "pool_type": "last",
 }
 SIGLIP_TEXT_LEFT_OUT = {"no_causal_mask": False, "proj_bias": False, "pool_type": "argmax"}
-ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # by the argument `approximate` of torch.nn.GELU
+ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # for each `approximate=` of torch.nn.GELU
 SIGLIP_TEXT_KEYS: KeyMap = {
     **{ours: rule for ours, rule in text_keys("text.").items() if not ours.endswith("projection.weight")},
     "contrastive_head.text_projection": "text.text_projection",
@@ -345,7 +346,7 @@ def reads_siglip(config: Config) -> bool:
 
 
 def unsupported_siglip_text_reason(config: Config, shapes: Shapes) -> str:
-    """Returns the reason why the text tower of a SigLIP model of OpenCLIP is not supported, empty if it is."""
+    """Returns why the text tower of a SigLIP model of OpenCLIP is not supported, or "" if it is supported."""
     model = config["model_cfg"]
     text = {**SIGLIP_TEXT_LEFT_OUT, **model.get("text_cfg", {})}
     foreign = unsupported_fields(model, {}, KNOWN_MODEL)

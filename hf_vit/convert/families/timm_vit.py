@@ -49,8 +49,8 @@ REFUSED = {
     r".*_sapiens2": "LayerScale is on one branch only, and key and value have fewer heads than the query",
     r"test_vit3": "its attention pooling attends to the registers too",
 }
-# Fields of `HfViTConfig` that follow from the architecture name (regular expression). Later entries override earlier
-# ones; other fields keep the defaults.
+# Maps regular expressions of architecture names to the fields of `HfViTConfig` that they imply. Later entries override
+# earlier ones; all other fields keep their defaults.
 FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_clip_.*", {"layer_norm_eps": 1e-5}),
     (r".*_clip_quickgelu_.*", {"hidden_act": "quick_gelu"}),

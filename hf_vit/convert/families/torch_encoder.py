@@ -78,22 +78,27 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """
     if missing := [name for name in REQUIRED if given.get(name) is None]:
         wanted = "; ".join(f"{name} ({REQUIRED[name]})" for name in missing)
-        raise ValueError(f"The weights of a ViT on nn.TransformerEncoder do not contain {wanted}. Give the values.")
+        raise ValueError(
+            f"The weights of a ViT on nn.TransformerEncoder do not contain {wanted}. Pass them as arguments."
+        )
     if not given["norm_first"]:
         raise ValueError(
-            "norm_first=False is not supported: its layers normalize after attention and MLP (post-norm), and hf_vit "
-            "normalizes before them. Train the model again with norm_first=True."
+            "norm_first=False is not supported: such layers normalize after attention and MLP (post-norm), but "
+            "layers of hf_vit normalize before. Train the model again with norm_first=True."
         )
     if "norm.weight" not in shapes:
-        raise ValueError("The model has no LayerNorm after the last layer, which hf_vit requires. Use PyTorch for it.")
+        raise ValueError(
+            "The model has no LayerNorm after the last layer, which hf_vit requires. Run the original PyTorch code "
+            "instead."
+        )
     width = shapes["norm.weight"][0]
     patch = shapes["patches.weight"]
     channels = patch[1] if len(patch) == 4 else given.get("num_channels", 3)
     side = patch[2] if len(patch) == 4 else round((patch[1] / channels) ** 0.5)
     if len(patch) == 2 and channels * side**2 != patch[1]:
         raise ValueError(
-            f"The patch embedding has {patch[1]} inputs, which do not form square patches of num_channels={channels}. "
-            "Give the number of channels."
+            f"The patch embedding has {patch[1]} inputs, which do not form square patches with "
+            f"num_channels={channels}. Pass the correct num_channels."
         )
     size = [side, patch[3]] if len(patch) == 4 and patch[3] != side else side
     fields = {

@@ -30,7 +30,7 @@ PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` for a ViTConfig. A pixel decoder sets the training objective "simmim"."""
+    """Returns the fields of `HfViTConfig` for a ViTConfig. A pixel decoder implies the training objective "simmim"."""
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
@@ -78,7 +78,7 @@ IJEPA = Family(
 )
 
 DISTILLATION_TOKEN = "embeddings.distillation_token"
-# Without a distillation head, the sum of the distillation token and its position embedding becomes a register.
+# Without a distillation head, the distillation token with its position embedding becomes a register token.
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     model_types=("deit",),
@@ -154,7 +154,7 @@ MID_POSITIONS = ("encoder.mid_position_embeddings", "encoder.interpolation.mid_p
 
 
 def add_last_positions(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns queries (Q, D) plus their position embeddings, the last Q rows of the position table."""
+    """Returns the queries (Q, D) with their position embeddings (the last Q rows of the position table) added."""
     return (tokens + positions[:, -tokens.shape[1] :])[0]
 
 

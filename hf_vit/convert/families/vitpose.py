@@ -43,8 +43,8 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     stages = backbone.get("out_indices") or [num_layers]
     if "backbone_config" in config and stages[-1] != num_layers:
         raise ValueError(
-            f"The head uses out_indices={stages}, but only the last of num_hidden_layers={num_layers} is supported. "
-            "Use transformers."
+            f"The head uses out_indices={stages}, but only the output of the last of num_hidden_layers={num_layers} "
+            "blocks is supported. Use transformers for this checkpoint."
         )
     return {
         **fields,
@@ -60,7 +60,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 def options(config: Config) -> dict[str, Any]:
     """Returns the options of the head, with pairs of left and right keypoints inferred from the keypoint names."""
     numbers = {name: int(number) for number, name in (config.get("id2label") or {}).items()}
-    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # for example "L_Eye": "R_Eye"
+    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # such as "L_Eye": "R_Eye"
     return {
         "head": "simple" if config.get("use_simple_decoder", True) else "classic",
         "scale_factor": config.get("scale_factor", 4),
