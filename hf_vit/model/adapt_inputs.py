@@ -18,7 +18,7 @@ Size = int | list[int] | tuple[int, int]
 
 
 class Geometry(TypedDict, total=False):
-    """Fields of `HfViTConfig` that `apply_geometry` changes; `None` leaves a field unchanged."""
+    """New values for the fields of `HfViTConfig` that `apply_geometry` changes; `None` leaves a field unchanged."""
 
     image_size: Size | None
     patch_size: Size | None
@@ -57,9 +57,9 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
     """Converts patch kernels (D, C, p, q) to a different number of channels and keeps the scale of their responses.
 
-    A single channel gets the sum of the old kernels, so a gray image gives the same response as before, when it was
-    repeated in all channels. Otherwise, the old channels are repeated cyclically and scaled by C / `num_channels`, as
-    in timm.
+    A single new channel gets the sum of the old kernels, so a gray image gives the same response as its copy in all
+    old channels gave. Otherwise, the old channels are repeated cyclically and scaled by C / `num_channels`, as in
+    timm.
     """
     old = kernels.shape[1]
     if num_channels == old:
@@ -83,12 +83,12 @@ def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None
         model: Any model of this package.
         image_size: Native height and width in pixels; the position table is resampled to the new grid.
         patch_size: Height and width of a patch in pixels; the kernels are resized by `resize_patch_kernels`. Unless
-            `image_size` is given too, the image size stays the same, so smaller patches give a finer grid, to which
-            the positions are resampled. `config.patch_padding` is scaled by the same factor.
+            `image_size` is given too, the image size stays the same. Smaller patches then give a finer grid, and the
+            positions are resampled to it. `config.patch_padding` is scaled by the same factor.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether the model has a CLS token. A new token and its position are initialized randomly.
-        use_distillation_token: Whether the model has a distillation token. A classifier then has a second
-            head, on this token.
+        use_distillation_token: Whether the model has a distillation token. If so, a classifier has a second head that
+            uses this token.
         num_register_tokens: Number of register tokens. New register tokens are initialized randomly and appended;
             surplus register tokens are removed from the end.
         pooling: New pooling, "cls" or "mean".
@@ -112,14 +112,15 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
-    new.patch_padding = 0  # the old padding may not fit the new patch size
+    new.patch_padding = 0  # The old padding may be invalid for the new patch size.
     new.check()
     sides = zip(to_pair(new.patch_size), to_pair(config.patch_size), strict=True)
     new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
-            f"pooling={config.pooling!r} cannot become {new.pooling!r} in an existing model: the weights differ. "
-            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) initializes new weights."
+            f"pooling={config.pooling!r} of an existing model cannot be changed to {new.pooling!r}, which has "
+            f"different weights. from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) "
+            "initializes new weights."
         )
     if new.grid_size != config.grid_size and new.rope_coordinates == "scaled_index":
         new.rope_grid_size = config.rotary_grid_size
@@ -155,7 +156,7 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns the first `count` tokens of a sequence (1, ., D); `draw` creates missing tokens at random."""
+    """Returns the first `count` tokens of a sequence (1, ., D). If it is shorter, `draw` adds random tokens."""
     if tokens is None:
         return draw(count)
     missing = count - tokens.shape[1]
@@ -165,7 +166,7 @@ def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Ten
 
 
 def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
-    """Resamples a position table (1, P + N, D) to a new grid; draws the positions of new prefix tokens at random."""
+    """Resamples a position table (1, P + N, D) to a new grid and adds random positions for new prefix tokens."""
     table = resample_to_grid(table, old, new.grid_size, old.num_prefix_positions)
     tokens = ("use_cls_token", "use_distillation_token")
     had, has = ([name for name in tokens if vars(config)[name]] for config in (old, new))

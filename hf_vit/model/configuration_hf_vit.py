@@ -174,7 +174,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON: all options of the task of the model, only changed options of other tasks."""
+        """Returns the fields for config.json: all options of the model's task, and changed options of other tasks."""
         values = super().to_dict()
         used = {name for model in self.architectures or () for name in MODEL_TASK_CONFIGS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
@@ -260,7 +260,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return super().from_dict({**config_dict, "_is_saved": True}, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
-        """Returns this configuration, because `text_config` is not a configuration of transformers."""
+        """Returns this configuration, because `text_config` is a dictionary of options, not a `PreTrainedConfig`."""
         return self
 
     def save_pretrained(
@@ -418,8 +418,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             raise ValueError("out_indices=[] selects no stage. Pass at least one stage, or None.")
         if unknown := [name for name in self.out_features if name not in self.stage_names]:
             raise ValueError(
-                f"out_features={self.out_features} contains {', '.join(unknown)}, but with num_hidden_layers="
-                f"{self.num_hidden_layers} the stages are stem to stage{self.num_hidden_layers}. Pass out_indices."
+                f"out_features={self.out_features} contains {', '.join(unknown)}, but with "
+                f"num_hidden_layers={self.num_hidden_layers} the stages are stem to stage{self.num_hidden_layers}. "
+                "Choose among them, or pass out_indices."
             )
 
     def _check_labels(self) -> None:

@@ -165,7 +165,7 @@ class Pyramid(NamedTuple):
 
 
 def grid_sizes_tensor(grids: Sequence[Grid], like: Tensor) -> Tensor:
-    """Returns the rows and columns of grids as a tensor (V, 2) with the dtype and device of `like`."""
+    """Returns the numbers of rows and columns of V grids as a tensor (V, 2) with the dtype and device of `like`."""
     if not any(is_symbolic(*grid) for grid in grids):
         return like.new_tensor(grids)
     sides = [torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for grid in grids for side in grid]
@@ -330,7 +330,8 @@ class HfViTProposalHead(nn.Module):
         if wanted is not None:
             first = torch.where(wanted, scores.float() + FIRST, scores.float()).topk(num_queries, dim=1).indices
             scores = torch.full_like(scores, -math.inf).scatter(1, first, scores.gather(1, first))
-        # Sort by score alone, as in evaluation: the rank of a proposal must not reveal whether it is an object.
+        # Sort by score alone, as in evaluation: the rank of a proposal must not reveal whether it belongs to a labeled
+        # object.
         best = scores.topk(num_queries, dim=1).indices[..., None]  # (B, Q, 1)
         logits, states, anchors = (
             values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)

@@ -51,7 +51,7 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 def resample_by_products(
     patches: Tensor, old_grid: Grid, new_grid: Grid, mode: str, antialias: bool, offset: float
 ) -> Tensor:
-    """Resamples patches (K, N, D) as `F.interpolate` does, for exported programs with a new grid of dynamic size."""
+    """Resamples patches (K, N, D) as `F.interpolate` does, for exported programs whose new grid has a dynamic size."""
     # Resizing is linear, so it equals a product with a weight matrix along each side. `F.interpolate` is not used,
     # because some runtimes use different cubic weights than torch. One exported program must handle the native grid
     # and all other grids.
@@ -69,7 +69,7 @@ def resample_by_products(
 def interpolation_weights(
     old: int, new: int, step: Tensor, mode: str, antialias: bool, device: torch.device
 ) -> Tensor:
-    """Returns the matrix (new, old) that interpolates `old` values along a side to `new` values, spaced by `step`."""
+    """Returns the matrix (new, old) that interpolates `old` values at `new` positions, which are `step` apart."""
     # The weights are those of torch: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with
     # a = -0.75, or a = -0.5 with antialiasing. Positions beyond the border get the value at the border; with
     # antialiasing, they are ignored.
@@ -97,7 +97,7 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
     # MAE (https://arxiv.org/abs/2111.06377).
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
-    angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
+    angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two tensors (N, D/4)
     table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)  # (N, D)
     return F.pad(table, (0, 0, num_prefix, 0))[None].float()
 
@@ -277,7 +277,7 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns K position tables (K, P + N, D); with a mask, returns (B, K, P + N, D) with tables for each image."""
+    """Returns K position tables of a batch, (K, P + N, D), or with a mask those of each image, (B, K, P + N, D)."""
     # The function `table_of` computes the tables (K, P + h·w, D) of a grid. The argument `grid` is the grid of the
     # batch, including padding. Padding patches have a position of zero.
     if patch_attention_mask is None:
@@ -293,7 +293,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns the patch grid of each image in a mask (B, h, w); raises `ValueError` if an image is not a rectangle."""
+    """Returns the patch grid of each image in a mask (B, h, w); raises `ValueError` if a mask is not rectangular."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)
@@ -302,6 +302,7 @@ def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
     wrong = ((mask != rectangle).flatten(1).any(1) | (rows == 0)).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle at the top left. Pad right and below."
+            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle at the top left. Pad images only on "
+            "the right and at the bottom."
         )
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

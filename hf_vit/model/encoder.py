@@ -25,7 +25,7 @@ class Windows(NamedTuple):
     """Attention windows of one batch, which replace the attention mask in blocks with window attention."""
 
     grid: Grid  # rows and columns (h, w) of patches
-    size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of them
+    size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of the size
     num_prefix: int  # number P of prefix tokens
     # Attention mask for the patches of each window, in the format of the attention implementation. Its columns are the
     # O non-patch tokens, followed by the S patches of the window. None if nothing is masked.
@@ -59,7 +59,8 @@ class Windows(NamedTuple):
         patches = self._join(attended.unflatten(0, (batch, num_windows)))  # (B, N, n, d)
         if not other_query.shape[2]:
             return patches
-        # SDPA is always used, because with so few non-patch tokens, the attention implementation does not matter.
+        # SDPA is always used: with so few non-patch tokens, the choice of attention implementation does not affect
+        # speed.
         others = F.scaled_dot_product_attention(
             other_query, key, value, self.others_mask, dropout_p=dropout, scale=scaling
         ).transpose(1, 2)  # (B, O, n, d)
@@ -97,7 +98,7 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
 
 
 def count_windows(grid: Grid, size: Grid) -> Grid:
-    """Returns how many rows and columns of windows are needed to cover a grid."""
+    """Returns the numbers of rows and columns of windows that cover a grid."""
     rows, columns = ((length + side - 1) // side for length, side in zip(grid, size, strict=True))
     return rows, columns
 
@@ -211,7 +212,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
             qkv = qkv + bias.to(qkv.dtype)
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_size))  # (B, L, 3, n, d)
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # three of (B, n, L, d)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # three tensors (B, n, L, d)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
@@ -293,7 +294,7 @@ class HfViTAttentionPooling(HfViTInitialized):
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))
         )  # (B, n, 1, d) and twice (B, n, L, d)
-        # SDPA is always used, because with one query per image, the attention implementation does not matter.
+        # SDPA is always used: with one query per image, the choice of attention implementation does not affect speed.
         allowed = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, L)
         pooled = F.scaled_dot_product_attention(query, key, value, allowed)  # (B, n, 1, d)
         pooled = self.projection(pooled.flatten(1))  # (B, D)
@@ -334,7 +335,7 @@ class HfViTDropPath(nn.Module):
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
     """Applies LayerScale and stochastic depth to a residual branch (B, L, D)."""
-    # Modules without effect are skipped, because calling them takes a tenth of the non-arithmetic time of a block.
+    # Modules without effect are skipped, because calling them takes a tenth of the Python overhead of a block.
     scaled = branch if layer_scale is None else layer_scale(branch)
     return drop_path(scaled) if drop_path.rate else scaled
 
@@ -349,7 +350,8 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
             value = config.layerscale_value
             return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
-        # The rate is a Python float, because transformers builds models on the meta device, without tensor values.
+        # The rate is a Python float, because transformers builds models on the meta device, where tensors have no
+        # values.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
         self.norm1 = make_norm(config, config.hidden_size)
         self.attention = HfViTAttention(config)

@@ -37,10 +37,10 @@ EXACT_KEYS = RESIZE_KEYS[:1]
 # Rounding modes for the offset of a center crop with an odd margin. transformers rounds down; torchvision and timm
 # round halves to the nearest even number.
 CROP_ROUNDINGS = ("down", "half_to_even")
-# Rounding modes for height and width, which become a multiple of `ensure_multiple_of` pixels
+# Rounding modes for height and width, which are rounded to multiples of `ensure_multiple_of` pixels
 MULTIPLE_ROUNDINGS = ("nearest", "down")
 # Maximum number of pixels of a resized image: about 5800 x 5800 pixels, or 400 MB of float32 RGB. No ViT needs more,
-# and a mistyped `size` cannot exhaust the memory.
+# and the limit prevents a mistyped `size` from exhausting the memory.
 MAX_OUTPUT_PIXELS = 2**25
 EDGE_TOLERANCE = 1e-3  # tolerance in pixels for rounding errors of coordinates at image borders
 
@@ -178,7 +178,7 @@ def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
 
 
 def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
-    """Zero-pads an image (C, H, W) on the right and at the bottom; raises `ValueError` if it is too large."""
+    """Zero-pads an image (C, H, W) on the right and at the bottom; raises `ValueError` if it exceeds the new size."""
     missing = (height - image.shape[-2], width - image.shape[-1])
     if min(missing) < 0:
         raise ValueError(
@@ -196,7 +196,8 @@ def pad_batch(
     Args:
         images: Images with the same number of channels.
         multiple: Height and width of a patch.
-        pad_size: Height and width of the batch, multiples of the patch size; by default the smallest that fit.
+        pad_size: Height and width of the batch, multiples of the patch size. The default is the smallest size that
+            fits all images.
 
     Returns:
         The batch (B, C, H, W), and a mask (B, h, w) that is True for patches with at least one pixel of the image.

@@ -48,7 +48,7 @@ def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]
         yield name, images
         return
     if len(images) == 0:
-        raise ValueError(f"{name} is empty. Give at least one image.")
+        raise ValueError(f"{name} is empty. Pass at least one image.")
     for index, item in enumerate(images):
         yield from named_images(item, f"{name}[{index}]")
 
@@ -337,7 +337,7 @@ def check_bits(image: "PIL.Image.Image", name: str) -> None:
         return
     values = np.array(image)
     low, high = values.min(), values.max()
-    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # `not (...)` also rejects NaN
+    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # `not` also rejects NaN
         raise ValueError(
             f"{name} has mode {image.mode!r} with values from {low} to {high}. transformers' pipelines convert images "
             "to 8 bits by clipping: all values above 255 become white. Scale the values to 0..255 and save 8 "
@@ -400,11 +400,11 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
     if pixels.dtype == torch.bool:
         return pixels.to(torch.uint8) * 255
     if pixels.dtype == torch.uint16:
-        return ((pixels.to(torch.int32) + 128) // 257).to(torch.uint8)  # 65535 = 257 * 255
+        return ((pixels.to(torch.int32) + 128) // 257).to(torch.uint8)  # 65535 / 255 = 257
     if pixels.is_floating_point():
         pixels = pixels.to(torch.float32)
         low, high = torch.aminmax(pixels)
-        if not (torch.isfinite(low) and torch.isfinite(high)):  # aminmax propagates NaN
+        if not (torch.isfinite(low) and torch.isfinite(high)):  # aminmax returns NaN if any pixel is NaN
             raise ValueError(f"{name} has pixels that are NaN or infinite. Replace them, as torch.nan_to_num does.")
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:

@@ -57,7 +57,7 @@ from .task_object_detection import class_scores_of
 
 
 OBJECTS = ("boxes", "annotations")  # object detection targets
-Images = list[torch.Tensor]  # (C, H_i, W_i) each
+Images = list[torch.Tensor]  # image i is (C, H_i, W_i)
 Sizes = list[tuple[int, int]]  # (Height, width) of each image.
 # For each backend, the class that loads a saved image processor. Without this mapping, transformers would record the
 # class of the saved object for both backends.
@@ -150,7 +150,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
 
     resample = PILImageResampling.BILINEAR
-    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # copied for each instance
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # each instance gets a copy
     do_resize = True
     do_rescale = True
     do_normalize = True
@@ -236,7 +236,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Saves preprocessor_config.json and the code of this class, and returns the paths of the saved options."""
         copy_code(save_directory)
         files = super().save_pretrained(save_directory)
-        if push_to_hub:  # upload here, because transformers would omit the code
+        if push_to_hub:  # Upload here, because transformers would omit the code.
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files
 
@@ -331,7 +331,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Reads one image of any kind as a uint8 or float32 tensor (C, H, W); raises the errors of `preprocess`.
 
         Use `read_pixels`, `to_model_size` and `finish_batch` instead of `preprocess` to read images in threads and
-        process them in batches. `call_options` returns `options`. `timeout` limits downloads, in seconds.
+        process them in batches. `options` is the result of `call_options`. `timeout` limits a download, in seconds.
         """
         return read_image(image, "the image", timeout=timeout, **_reading_options(options))
 
@@ -384,7 +384,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
         }
         if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
-            options["hide_padding"] = False  # hiding padding requires the patch size
+            options["hide_padding"] = False  # Hiding padding requires the patch size.
         for name in ("ensure_multiple_of", "label_ids_to_fuse"):
             if isinstance(options[name], list):
                 options[name] = tuple(options[name])
@@ -466,7 +466,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             )
         size = height_and_width(kwargs["size"])
         boxes = read_object_boxes(targets.get("object_boxes"), _sizes(tensors))
-        regions = [crop_regions(own.cpu(), size, kwargs["box_padding"]) for own in boxes]  # (N, 4) each
+        regions = [crop_regions(own.cpu(), size, kwargs["box_padding"]) for own in boxes]  # one (N, 4) per image
         labels = {}
         if "keypoints" in targets:
             keypoints = read_keypoints(targets["keypoints"], list(map(len, boxes)))
@@ -610,9 +610,9 @@ def _normalize(
 
 
 def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
-    """Returns `num_channels` for a call with 2, 4 or more values in both `image_mean` and `image_std`.
+    """Returns `{"num_channels": n}` if `image_mean` and `image_std` have n values each, n = 2 or n > 3.
 
-    Otherwise, returns an empty dictionary, because images can be converted to the configured number of channels.
+    Otherwise, returns `{}`, because images can then be converted to the configured number of channels.
     """
     if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
         return {}

@@ -225,7 +225,8 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
         raise TypeError(f"{name} is {classes!r}, but class indices are integers. Use the ids of label2id.") from error
     if numbers.shape != (count,):
         raise ValueError(
-            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Pass one per entry."
+            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Pass one class index per "
+            "entry."
         )
     if numbers.is_floating_point() and count > 0:  # torch.as_tensor([]) is a float tensor
         raise TypeError(f"{name} has dtype {numbers.dtype}, but class indices are integers. Convert it to int64.")

@@ -54,8 +54,8 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
     """Convolution of a head, with initial weights scaled by fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
-    initial_gain = 1.0  # Factor by which the fan-in limit of the initial weights is multiplied.
-    initial_limit: float | None = None  # Limit of the initial weights that replaces the fan-in limit.
+    initial_gain = 1.0  # factor for the limit of the initial weights, which is computed from the fan-in
+    initial_limit: float | None = None  # fixed limit of the initial weights, or None
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly from [-limit, limit] and sets the bias to `initial_bias`."""
@@ -162,8 +162,8 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the patches of all processes, excluding padding."""
 
     # This class replaces the synchronized batch norm of torch, which works only on GPUs and does not exclude padding.
-    # Several processes get the same gradients as one process with the whole batch. Accumulated batches are normalized
-    # separately.
+    # Several processes get the same gradients as one process with the whole batch. With gradient accumulation, each
+    # batch is normalized separately.
 
     running_mean: Tensor
     running_var: Tensor

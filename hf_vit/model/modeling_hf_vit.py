@@ -52,7 +52,7 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 def select_hidden_states(
     states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]
 ) -> tuple[Tensor | None, ...] | None:
-    """Returns all hidden states, replacing those that `output_hidden_states` does not select by None."""
+    """Returns all hidden states, with None in place of those that `output_hidden_states` does not select."""
     # `wanted` is a flag or a list of indices, which may be negative, as in transformers 5.23 and later.
     if not wanted or wanted is True:
         return states if wanted else None
@@ -167,7 +167,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return pooled if self.pooler is None else self.pooler(pooled)
 
     def get_classifier(self) -> nn.Module:
-        """Returns an identity, because this model has no classifier."""
+        """Returns an identity layer, because this model has no classifier."""
         return nn.Identity()
 
     def start_blocks(
@@ -312,7 +312,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.post_init()
 
     def post_init(self) -> None:
-        """Does not install recording hooks, because those of the inner model already record all outputs."""
+        """Installs no hooks to record outputs, because those of the inner model already record all of them."""
         HfViTPreTrainedModel.post_init(self)
 
     @BackboneMixin.out_features.getter

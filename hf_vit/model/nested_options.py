@@ -48,7 +48,7 @@ class HfViTTaskConfig:
 
     # Name of the field, such as "decoder", that determines which other options have an effect; "" if there is none
     choice: ClassVar[str] = ""
-    # Names of the loss weights. At least one loss weight must be positive
+    # Names of the loss weights, at least one of which must be positive
     losses: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -66,7 +66,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Overrides saved options by given ones. If the field `choice` changes, drops the options of its old value."""
+        """Overrides saved options by given ones. If `choice` changes, drops the options of its old value."""
         chosen = saved.get(cls.choice, vars(cls).get(cls.choice))
         if given.get(cls.choice, chosen) != chosen:
             saved = {name: value for name, value in saved.items() if name not in cls.options_of()}
@@ -74,7 +74,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
-        """Returns the options that apply only if the field `choice` is `chosen`; None stands for any value."""
+        """Returns the options that apply only if the field `choice` is `chosen`, or to any one value if it is None."""
         owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 

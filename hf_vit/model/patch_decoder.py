@@ -55,7 +55,8 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     position_embeddings: Tensor
 
     def __init__(self, config: HfViTConfig, options: Any, input_size: int | None = None) -> None:
-        # `options` has the fields `decoder_*`. If the token width is given as `input_size`, no patches are masked.
+        # `options` has the fields `decoder_*`. If `input_size`, the width of the input tokens, is given, no patches
+        # are masked.
         super().__init__()
         self.config = config
         own = HfViTConfig(
@@ -71,7 +72,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.hidden_size = own.hidden_size
         self.embedding = nn.Linear(input_size or config.hidden_size, own.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size)) if input_size is None else None
-        # The position table is saved, because if the grid changes, the table used in training is resampled.
+        # The position table is saved with the weights: if the grid changes, the table used in training is resampled.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
         share_attention_implementation(config, self.layers)

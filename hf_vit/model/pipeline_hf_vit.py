@@ -30,7 +30,7 @@ AUTO = "auto"  # Value of batch_size and num_workers that selects a default for 
 CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # keys of boxes in pipeline results
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # keys of a box in pipeline results
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class ReadAhead(Generic[S, T]):
                 result: Future[T] = Future()
                 try:
                     item = next(self._items)
-                except BaseException as error:  # StopIteration, or an error that the iterating thread raises again
+                except BaseException as error:  # StopIteration, or an error to raise in the iterating thread
                     self._is_closed = True
                     if not isinstance(error, StopIteration):
                         result.set_exception(error)
@@ -103,7 +103,7 @@ class ReadAhead(Generic[S, T]):
                 result.set_result(self.read(item))
             except BaseException as error:
                 result.set_exception(error)
-            del item, result  # release the memory before waiting for the source
+            del item, result  # release their memory before waiting for the source
 
 
 @dataclass(eq=False)
@@ -168,7 +168,7 @@ class BatchedImagePipeline(Pipeline):
     _postprocess_params: dict[str, Any]
     _batch_size: Any
     task_config: ClassVar[str | None] = None  # Field of `HfViTConfig` that contains the default threshold.
-    needs_head: ClassVar[bool] = True  # Whether untrained head weights are an error.
+    needs_head: ClassVar[bool] = True  # Whether to raise an error if head weights are untrained.
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Creates a pipeline; for models of other packages, it has the original pipeline class of transformers."""
@@ -267,7 +267,7 @@ class BatchedImagePipeline(Pipeline):
     def _read_all(
         self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
     ) -> tuple[Iterable[Photo], Callable[[], bool]]:
-        """Returns an iterable over all images, and a function that returns whether the next image is still missing."""
+        """Returns an iterable over all images, and a function that returns whether the next one is unavailable."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
         given = zip((num_workers, batch_size), self.default_counts(), strict=True)
@@ -286,7 +286,7 @@ class BatchedImagePipeline(Pipeline):
 
     def default_counts(self) -> tuple[int, int]:
         """Returns the default number of reader threads and the default batch size for the device."""
-        if self.device.type == "cpu":  # few threads suffice: the model uses all cores and is slower than reading
+        if self.device.type == "cpu":  # The model uses all cores and is slower than reading.
             return max(1, torch.get_num_threads() // 4), CPU_BATCH
         return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
 

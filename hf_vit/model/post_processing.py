@@ -23,8 +23,8 @@ from .task_keypoint_detection import decode_heatmaps
 from .task_object_detection import box_overlaps, class_probabilities
 
 
-CLASS_SCORES = ("softmax", "sigmoid", None)  # Activations of object detection logits, None if unknown.
-Sizes = Any  # List of (height, width), or a tensor (B, 2).
+CLASS_SCORES = ("softmax", "sigmoid", None)  # activations of object detection logits; None if unknown
+Sizes = Any  # list of (height, width), or a tensor (B, 2)
 # Number of elements of a band of rows. Results are computed band by band. On a CPU, a band of 4 MB of float32 fits
 # into the cache. On other devices, bands are larger, because each band starts several kernels.
 BAND_NUMEL, DEVICE_BAND_NUMEL = 2**20, 2**26
@@ -66,7 +66,7 @@ def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> 
         raise ValueError(
             "The outputs have logits but no probabilities, and class_scores of the image processor is None. Pass all "
             "outputs of the model, or set class_scores: 'softmax' for models with class_loss='cross_entropy', "
-            "'sigmoid' for others."
+            "'sigmoid' for all others."
         )
     class_loss = "cross_entropy" if class_scores == "softmax" else "iou_aware"
     return {**outputs, "probabilities": class_probabilities(outputs["logits"].float(), class_loss)}
@@ -202,7 +202,7 @@ class HfViTPostProcessing:
             For each image, `{"segmentation", "segments_info"}`. `segments_info` lists `{"id", "label_id", "score"}` of
             each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance. Where instances
             overlap, it contains the last one. With `return_binary_maps`, it consists of masks (M, H, W) bool; with
-            `return_coco_annotation`, of row-major run lengths per mask: [first pixel, from 1, length, ...].
+            `return_coco_annotation`, of row-major run lengths per mask: [start (from 1), length, ...].
 
         Raises:
             ValueError: If the outputs are of another model or do not match the sizes or the mask, a threshold is not
@@ -349,7 +349,7 @@ class HfViTPostProcessing:
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
         queries, classes = probabilities.shape[1:]
-        scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), of Q * K
+        scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), best of Q * K
         sizes = [None] * len(scores) if target_sizes is None else read_sizes(target_sizes, len(scores))
         options = self.call_options()
         results = []
@@ -449,7 +449,7 @@ class HfViTPostProcessing:
 
 
 def _size_in_batch(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
-    """Returns the rows and columns of a padded batch that an image covers, counted in units of `unit` pixels."""
+    """Returns how many rows and columns of a padded batch an image covers, in units of `unit` pixels."""
     if options["do_resize"]:
         height, width = compute_resized_size(height, width, **options)
     if options["do_center_crop"]:
@@ -470,7 +470,7 @@ def _check_canvas(
 ) -> None:
     """Raises `ValueError` unless the size of maps (..., h, w) is consistent with the patches of a padded batch.
 
-    `canvas` is the number of patch rows and columns of the batch; `parts` are the same numbers for each image.
+    `canvas` is the number of patch rows and columns of the batch; `parts` lists those that each image fills.
     """
     (down, odd_rows), (across, odd_columns) = (
         divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
@@ -486,7 +486,7 @@ def _check_canvas(
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Checks `fields` of the outputs and returns the last field for each image, cropped according to the mask."""
+    """Checks `fields` of the outputs and returns the last field for each image, without the padding in the mask."""
     outputs = outputs_as_mapping(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
@@ -525,7 +525,7 @@ def _instances(
 
 
 def _run_length_encoding(mask: Tensor) -> list[int]:
-    """Returns the row-major run-length encoding of a mask (H, W): [first pixel, starting at 1, length, ...]."""
+    """Returns the row-major run-length encoding of a mask (H, W): [start (from 1), length, start, length, ...]."""
     ends = mask.flatten().int().diff(prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()
     starts, stops = ends.view(-1, 2).T
     return torch.stack((starts + 1, stops - starts), dim=1).flatten().tolist()
@@ -560,7 +560,7 @@ def _assign_pixels(
 def _number_segments(
     owners: Tensor, is_valid: Tensor, scores: Tensor, labels: Tensor, fused: Collection[int]
 ) -> dict[str, Any]:
-    """Returns the map (H, W) and the list of segments of the valid queries, merged within each fused class."""
+    """Returns the map (H, W) and list of segments of valid queries; segments of a class in `fused` become one."""
     # The additional last entry is for pixels without a query, for which `owners` is -1.
     numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)
     segments: list[dict[str, Any]] = []

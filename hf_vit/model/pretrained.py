@@ -185,7 +185,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def join_first_names(names: Any, limit: int = 6) -> str:
-    """Joins the first `limit` names in alphabetical order."""
+    """Joins the alphabetically first `limit` names to a text."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
 
 
@@ -223,7 +223,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # transformers registers the recorded outputs when it builds a model, but not when it unpickles one.
+        # transformers registers the outputs to record when it builds a model, but not when it unpickles one.
         _CAN_RECORD_REGISTRY.setdefault(str(type(self)), self._can_record_outputs)
         if self.base_model is self:
             self._output_capturing_hooks_installed = False
@@ -361,7 +361,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             ends = sorted({".".join(name.split(".")[-2:]) for name in layers if ".layers." in name})
             if "version" in str(error):
                 raise ValueError(
-                    f"{error}. With the installed version, use peft.get_peft_model(model, config)."
+                    f"{error}. With the installed version of peft, use peft.get_peft_model(model, config)."
                 ) from error
             raise ValueError(
                 f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}; attention.qkv "
@@ -379,7 +379,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return bool(wanted)
 
     def requested_hidden_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
-        """Returns which hidden states (a flag or indices) the argument or, if it is None, `config` requests."""
+        """Returns a flag or indices of the hidden states that the argument or, if it is None, `config` requests."""
         return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
 
     # The following methods have the same names and arguments as in timm and DINOv2.
@@ -443,7 +443,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Pools tokens (B, L, D) of `forward_features` and classifies them.
 
         Returns:
-            The logits (B, num_labels). With `pre_logits` or for `HfViTModel`, the pooled image (B, D).
+            The logits (B, num_labels). With `pre_logits` or for `HfViTModel`, the pooled vectors (B, D).
 
         Raises:
             ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
@@ -453,7 +453,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         return pooled if pre_logits else classifier(pooled)
 
     def get_classifier(self) -> nn.Module:
-        """Returns the layer that computes logits from a pooled image. For `HfViTModel`, it is an identity.
+        """Returns the layer that computes logits from pooled vectors. For `HfViTModel`, it is an identity.
 
         Raises:
             ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
@@ -477,7 +477,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         apply_geometry(self, image_size=new_image_size)
 
     def resize_patch_embeddings(self, new_patch_size: Size) -> None:
-        """Resizes the patch kernels. An image enlarged by the same factor gives nearly the same tokens as before.
+        """Resizes the patch kernels so that images enlarged by the same factor give nearly the same tokens.
 
         The image size is kept, so the grid and its position table change. `apply_geometry` can change both sizes.
         """

@@ -75,7 +75,7 @@ def list_tasks() -> list[str]:
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
-    # Without this check and the hf_vit package, transformers would use its own pipeline with an untrained head.
+    # Without this check, transformers would use its own pipeline with an untrained head if hf_vit is not installed.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
     own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])

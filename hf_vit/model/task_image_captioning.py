@@ -28,7 +28,7 @@ GENERATION = {"num_beams": 3, "no_repeat_ngram_size": 3, "use_cache": False}  # 
 
 
 class HfViTCrossAttention(nn.Module):
-    """Pre-norm cross-attention, in which the tokens of a text attend to the tokens of the image of the text."""
+    """Pre-norm cross-attention, in which the tokens of a text attend to the tokens of the image that it describes."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class HfViTCrossAttention(nn.Module):
         query, key, value = (
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for states in (query, *key_value.chunk(2, -1))
         )
-        # SDPA is always used, because with few queries, the attention implementation does not matter.
+        # SDPA is always used: with few queries, the choice of attention implementation does not affect speed.
         attended = F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2)
         return self.dropout(self.projection(attended.reshape(hidden_states.shape)))
 
@@ -70,7 +70,8 @@ class HfViTCaptionDecoder(nn.Module):
     ) -> Tensor:
         """Returns logits (T, S, V) of the next tokens, given the keys and values (B, L, 2·K·E) of all blocks."""
         shown = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
-        # Positions ignore padding on the left of prompts. Tokens beyond the last position share it.
+        # Position numbers skip padding on the left of prompts. All tokens beyond the last position use the last
+        # position.
         positions = (shown.cumsum(dim=1) - 1).clamp(0, self.options.max_position_embeddings - 1)
         hidden_states = self.token_embedding(input_ids) + self.position_embedding(positions)  # (T, S, E)
         # Pass the cache (None) by position, because its argument name depends on the version of transformers.
@@ -96,7 +97,7 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
     Source: https://arxiv.org/abs/1411.4555, with the decoder of https://arxiv.org/abs/1706.03762.
     """
 
-    main_input_name = "input_ids"  # `generate` extends this input
+    main_input_name = "input_ids"  # `generate` appends tokens to this input.
     input_modalities = ("image", "text")
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer", "HfViTCaptionDecoder"]
 
@@ -170,7 +171,8 @@ class HfViTForImageTextToText(HfViTPreTrainedModel, GenerationMixin):
             input_ids = torch.full((len(image_states), 1), self.options.bos_token_id, device=image_states.device)
         if len(input_ids) % len(image_states):
             raise ValueError(
-                f"{len(input_ids)} texts cannot be divided among {len(image_states)} images. Pass as many for each."
+                f"{len(input_ids)} texts cannot be divided among {len(image_states)} images. Pass the same number of "
+                "texts for each image."
             )
         image_mask = patch_attention_mask
         if image_mask is not None:
@@ -230,7 +232,7 @@ class HfViTImageTextToTextPipeline(ImageTextToTextPipeline):
 
     def __init__(self, *args: Any, optimize: Any = None, **kwargs: Any) -> None:
         if optimize:
-            raise ValueError(f"optimize={optimize} does not support captions. Omit it.")
+            raise ValueError(f"optimize={optimize} does not support image captioning. Omit it.")
         super().__init__(*args, **kwargs)
         check_trained(self.model, self.model.name_or_path, self.model.untrained_weights)
 

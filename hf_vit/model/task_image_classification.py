@@ -80,7 +80,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     if is_multi or labels.is_floating_point():
         kind = problem_type if is_multi else "single_label_classification with soft labels"
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
-        is_wrong = ~((labels >= 0) & (labels <= 1))  # also True for NaN
+        is_wrong = ~((labels >= 0) & (labels <= 1))  # True for NaN, too
         if can_read_values(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
             raise ValueError(
                 f"Label {float(wrong[0])} is not a probability. Soft and multi-label targets lie in [0, 1]."
@@ -107,7 +107,7 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
         logits: Logits (B, num_labels) for prediction; with a distillation token, the mean of both heads.
         hidden_states: If requested, (B, L, D) before the first block and after each block.
         attentions: If requested, (B, heads, L, L) of each block.
-        cls_logits: Logits (B, num_labels) of the head on the pooled image, if the model has a distillation token.
+        cls_logits: Logits (B, num_labels) of the head on the pooled vector, if the model has a distillation token.
         distillation_logits: Logits (B, num_labels) of the head on the distillation token, if the model has one.
     """
 
@@ -132,14 +132,14 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         self.post_init()
 
     def get_classifier(self) -> nn.Module:
-        """Returns the layer that computes logits from the pooled image; an identity after `reset_classifier(0)`."""
+        """Returns the layer that computes logits from pooled vectors, an identity after `reset_classifier(0)`."""
         return self.classifier
 
     def reset_classifier(self, num_labels: int) -> None:
         """Replaces the classifier by a randomly initialized one and updates the labels in the configuration.
 
         Args:
-            num_labels: Number of labels; with 0, the model returns the pooled image as `logits`. Build the optimizer
+            num_labels: Number of labels; with 0, the model returns the pooled vectors as `logits`. Build the optimizer
                 after this call.
 
         Raises:
@@ -170,7 +170,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             self.distillation_classifier = self._draw_classifier(new.hidden_size)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Returns the logits (B, num_labels) of tokens (B, L, D), or the pooled image (B, D) with `pre_logits`."""
+        """Returns the logits (B, num_labels) of tokens (B, L, D), or the pooled vectors (B, D) with `pre_logits`."""
         pooled = self.model.pool(features)
         return pooled if pre_logits else self._classify(pooled, features)[0]
 

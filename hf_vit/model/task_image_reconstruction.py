@@ -122,8 +122,8 @@ class HfViTKlAutoencoder(nn.Module):
     """Maps tokens to normally distributed latents, and latents to pixels, both with a linear shortcut.
 
     A linear layer maps latents to pixels, and the same matrix maps pixels to latents by projection onto its columns.
-    If the columns are the principal directions of patches, training starts from principal component analysis, and
-    encoder and decoder then improve it. Source of the shortcut: DC-AE, https://arxiv.org/abs/2410.10733.
+    If the columns are the principal directions of patches, training starts from principal component analysis, on which
+    encoder and decoder then improve. Source of the shortcut: DC-AE, https://arxiv.org/abs/2410.10733.
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTReconstructionConfig) -> None:
@@ -166,12 +166,12 @@ class HfViTRepresentationAutoencoder(HfViTInitialized):
         self.decoder = HfViTMaeDecoder(config, options, config.hidden_size)
 
     def initialize(self, std: float) -> None:
-        """Sets statistics that have no effect. Training runs replace them by those of the training images."""
+        """Sets mean 0 and standard deviation 1. Training runs replace them by statistics of the training images."""
         init.zeros_(self.latent_mean)
         init.ones_(self.latent_std)
 
     def encode(self, levels: list[Tensor], patches: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the standardized sum (B, N, D) of the tokens of several blocks, and no variance."""
+        """Returns the standardized sum (B, N, D) of the tokens of several blocks, and None in place of variances."""
         return (torch.stack(levels).sum(dim=0) - self.latent_mean) / self.latent_std, None
 
     def decode(self, latents: Tensor, grid: Grid, padding: Tensor | None, attention_mask: Any) -> Tensor:
@@ -207,10 +207,10 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         self.options = HfViTReconstructionConfig.of(config.reconstruction_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.reconstruction_head = HfViTReconstructionHead(config, self.options)
-        # Frozen encoder for the loss term of `feature_weight`. Training runs set it. The tuple prevents saving it.
+        # Frozen encoder for the loss term of `feature_weight`, set by training runs. In a tuple, it is not saved.
         self.feature_encoder: tuple[HfViTModel, ...] = ()
         self.post_init()
-        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
+        self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
     @property
     def autoencoder(self) -> HfViTKlAutoencoder | HfViTRepresentationAutoencoder:
@@ -273,7 +273,7 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         return_loss: bool = True,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTImageReconstructionOutput:
-        """Reconstructs images, from sampled latents in training mode, or the most likely latents in evaluation mode.
+        """Reconstructs images, in training mode from sampled latents, in evaluation mode from the most likely ones.
 
         Args:
             pixel_values: Images (B, C, H, W), H and W multiples of the patch size.

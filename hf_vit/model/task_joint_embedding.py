@@ -152,7 +152,7 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
-    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # doubled, because negative points have equal weights
+    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # doubled, to include points in [-3, 0]
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
     angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)
@@ -352,6 +352,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             )
         if masks is not None and (self.options.objective == "lejepa" or masks.shape[:2] != views.shape[:2]):
             raise ValueError(
-                f"bool_masked_pos must be (batch, global views, patches) and start with {tuple(views.shape[:2])}, not "
-                f"{tuple(masks.shape)}. bool_masked_pos requires objective='dino', not {self.options.objective!r}."
+                "bool_masked_pos must be (batch, global views, patches) with (batch, global views) = "
+                f"{tuple(views.shape[:2])}, not {tuple(masks.shape)}. bool_masked_pos requires objective='dino', not "
+                f"{self.options.objective!r}."
             )

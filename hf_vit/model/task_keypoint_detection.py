@@ -152,9 +152,9 @@ def keypoint_loss(
 ) -> Tensor:
     """Returns the sum of the image losses, divided by `num_images`, by default the batch size.
 
-    If the parts of a global batch are called with the total number of images, their losses add up to the batch loss.
-    The loss of an image is the mean squared error of its heatmaps, averaged over keypoints. The error is 0 for
-    keypoints that are unlabeled or too far outside the image.
+    If each part of a global batch is passed with the total number of images, the losses add up to the batch loss. The
+    loss of an image is the mean squared error of its heatmaps, averaged over keypoints. The error is 0 for keypoints
+    that are unlabeled or too far outside the image.
 
     `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1
     hidden, 2 visible), checked only on the CPU. `mask` (B, h, w) is False for padding.
@@ -253,7 +253,7 @@ def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # the value in the published implementation of DARK
+    eps = torch.finfo(torch.float32).eps  # from the published code of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2
@@ -374,7 +374,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         return HfViTKeypointDetectionOutput(heatmaps=run_unpadded(average, mask, pixel_values))
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
-        """Predicts heatmaps (B, K, h', w') of images (B, C, H, W) from the mirrored images."""
+        """Predicts heatmaps (B, K, h', w') of images (B, C, H, W) by running the model on the mirrored images."""
         mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
         return flip_heatmaps(mirrored, self.options.flip_pairs)
 
@@ -440,11 +440,11 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         """Reads an image and returns the crops of its object boxes."""
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
-            raise ValueError(f"An input is {dict(given)!r}, but a dictionary must have an 'image'.")
+            raise ValueError(f"The input {dict(given)!r} has no key 'image'. Add it.")
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
         size = (pixels.shape[-2], pixels.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
-        crops = self.image_processor.to_model_size(pixels, options, boxes)  # (C, h, w) each
+        crops = self.image_processor.to_model_size(pixels, options, boxes)  # each crop is (C, h, w)
         return [ModelInput(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
 
     def run_model(self, inputs: BatchFeature, flip_test: bool = False) -> Any:
@@ -471,7 +471,10 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         return [part.answer for part in parts]
 
     def _one_by_one(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("This pipeline has no steps for single images. Call the pipeline instead.")
+        raise NotImplementedError(
+            "This pipeline has no preprocess, _forward and postprocess methods for single images. Call the pipeline "
+            "instead."
+        )
 
     # Batched processing does not call these abstract methods of `Pipeline`.
     preprocess = _forward = postprocess = _one_by_one
@@ -482,7 +485,8 @@ def _with_boxes(inputs: Any, boxes: Any) -> Any:
     if isinstance(inputs, list):
         if len(boxes) != len(inputs):
             raise ValueError(
-                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Pass None for a whole image."
+                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Pass one entry per image, or "
+                "None for the whole image."
             )
         return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
     if isinstance(inputs, Dataset | GeneratorType):

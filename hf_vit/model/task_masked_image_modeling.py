@@ -248,7 +248,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
+        self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(

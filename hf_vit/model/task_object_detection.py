@@ -222,7 +222,7 @@ def prediction_losses(
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
-    # Without boxes, the loss is this zero, which gives every weight a gradient, as DDP requires, and is never NaN.
+    # If there are no boxes, this zero is the loss. It is never NaN and gives every weight a gradient, as DDP requires.
     nothing = (boxes * 0).nan_to_num().sum()
     class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
     return class_sum, box_sum + nothing, giou_sum
@@ -365,7 +365,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         is_deformable = self.options.decoder == "deformable"
         self.detection_head = (HfViTDeformableDecoder if is_deformable else HfViTQueryDecoder)(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
+        self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
     def count_items(self, labels: list[dict[str, Tensor]]) -> Tensor:
         """Returns the normalizers (2,) of the losses of a batch, see `loss_normalizers`."""

@@ -219,8 +219,8 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
     """Segments images (B, C, H, W) by sliding windows and averages the logits (B, K, H, W) of overlapping windows.
 
-    `forward` returns logits of any resolution. `window` and `stride` are heights and widths in pixels, multiples of
-    the patch size. The last window is shifted back to end at the image border.
+    The function `forward` maps images to logits of any resolution. `window` and `stride` are heights and widths in
+    pixels, multiples of the patch size. The last window is shifted back to end at the image border.
     """
     if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
         raise ValueError(f"window_stride={stride} must be positive and at most window_size={window} to avoid gaps.")
@@ -254,9 +254,9 @@ def segment_copies(
 ) -> Tensor:
     """Segments images (B, C, H, W) with test-time augmentation by scaling and mirroring.
 
-    The probabilities of all copies are averaged, and their logarithms (B, K, H, W) are returned as logits. `forward`
-    returns logits of any resolution. Scaled sizes are rounded to multiples of the patch size. If `flip`, a mirrored
-    copy is added for each scale.
+    The probabilities of all copies are averaged, and their logarithms (B, K, H, W) are returned as logits. The
+    function `forward` maps images to logits of any resolution. Scaled sizes are rounded to multiples of the patch
+    size. If `flip`, a mirrored copy is added for each scale.
     """
     if not scales or min(scales) <= 0:
         raise ValueError(f"scales={list(scales)} must be positive, with at least one value; 1.0 is the original size.")

@@ -306,7 +306,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
+        self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
     def anneal_masks(self, progress: float) -> None:
         """Sets the probabilities of masked attention for a training progress from 0 to 1."""

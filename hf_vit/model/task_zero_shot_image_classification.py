@@ -65,7 +65,7 @@ def pool_tokens(
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)
     index = (positions * attention_mask).argmax(dim=1)  # (B,)
     if pooling == "eos":
-        assert options.eos_token_id is not None  # the configuration ensures this
+        assert options.eos_token_id is not None  # checked by `HfViTTextConfig`
         is_end = input_ids == options.eos_token_id
         index = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), index)
     return hidden_states[torch.arange(index.shape[0], device=index.device), index]
@@ -402,7 +402,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         kept = input_ids[:, :longest]
         if self.text_options.effective_pooling == "eos":  # truncated texts also need an end token
             end = self.text_options.eos_token_id
-            assert end is not None  # the configuration ensures this
+            assert end is not None  # checked by `HfViTTextConfig`
             is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
             if attention_mask is not None:
                 is_open = is_open & attention_mask[:, longest:].bool().any(dim=1, keepdim=True)

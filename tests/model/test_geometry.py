@@ -294,8 +294,8 @@ def test_cls_token_goes_and_comes_with_its_position(prefix_has_position: bool) -
         ({"num_channels": 0}, "num_channels=0 must be at least 1"),
         ({"num_register_tokens": -1}, "must not be negative"),
         ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*Set pooling='mean'"),
-        ({"image_size": 64, "pooling": "attention"}, r"cannot become 'attention'.*ignore_mismatched_sizes"),
-        ({"pooling": "cls_mean"}, r"'cls' cannot become 'cls_mean'.*from_pretrained"),
+        ({"image_size": 64, "pooling": "attention"}, r"cannot be changed to 'attention'.*ignore_mismatched_sizes"),
+        ({"pooling": "cls_mean"}, r"'cls' .* cannot be changed to 'cls_mean'.*from_pretrained"),
     ],
 )
 def test_bad_geometry_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:

@@ -166,7 +166,7 @@ def test_masks_that_nothing_is_done_with_are_refused() -> None:
     batch = CASE.make_batch(make_model().config, 2)
     with pytest.raises(ValueError, match="bool_masked_pos requires objective='dino', not 'lejepa'"):
         make_model(joint_embedding_config={})(**{**batch, "teacher_probs": None})
-    with pytest.raises(ValueError, match=r"bool_masked_pos must be .* start with \(2, 2\), not"):
+    with pytest.raises(ValueError, match=r"bool_masked_pos must be .* = \(2, 2\), not"):
         make_model()(**{**batch, "bool_masked_pos": batch["bool_masked_pos"][:, :1]})
 
 

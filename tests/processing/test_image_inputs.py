@@ -256,7 +256,7 @@ def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"cannot be decoded.*truncated") as caught:
         Processor()([noise(4, 4, 3), tmp_path / "whole.jpg", tmp_path / "cut.jpg"])
     assert f"images[2] ('{tmp_path / 'cut.jpg'}')" in str(caught.value)
-    with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
+    with pytest.raises(ValueError, match=r"images is empty. Pass at least one image"):
         Processor()(())
     # The file is truncated, so decoding it would raise a different error.
     (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])

@@ -194,7 +194,7 @@ def test_inputs_that_do_not_fit_are_refused(folder, pipe):
             pipe([photo(folder)] * 2, boxes=[None, boxes])
     with pytest.raises(ValueError, match="boxes has 1 entries, but there are 2 images"):
         pipe([photo(folder)] * 2, boxes=[BOXES])
-    with pytest.raises(ValueError, match="a dictionary must have an 'image'"):
+    with pytest.raises(ValueError, match="has no key 'image'"):
         pipe({"photo": photo(folder)})
     with pytest.raises(OSError, match=r"nowhere\.png"):
         pipe("nowhere.png")

@@ -195,7 +195,7 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
 def test_add_adapter_errors_suggest_a_working_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
     model = HfViTForImageClassification(small_config())
-    works = r">= 99\.0\. With the installed version, use peft\.get_peft_model\(model, config\)"
+    works = r">= 99\.0\. With the installed version of peft, use peft\.get_peft_model\(model, config\)"
     with pytest.raises(ValueError, match=works):
         model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))
     assert not is_adapted(model)
