@@ -260,7 +260,7 @@ def _unpickle(file: Path) -> Any:
         # argparse.Namespace is safe plain data. Many checkpoints use it to store the options of their training run.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except UnpicklingError as error:  # The message of torch suggests running code.
+    except UnpicklingError as error:  # The message of torch is left out, because it suggests running the code.
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
             raise OSError(f"{str(file)!r} is damaged or truncated. Download it again.") from None

@@ -1,8 +1,9 @@
 """Deformable decoder for object detection, whose queries are initialized from the best proposals, as in LW-DETR.
 
-Shapes: B batch, h w patch grid, s resolution of a pyramid level relative to the patch grid, V pyramid levels, S
-positions of all levels together, D hidden size of the encoder, C hidden size of the pyramid and the decoder, G query
-groups (1 in evaluation), Q queries per group, K classes, n heads, d head size, T sampling points per head and level.
+Symbols in shapes: B batch, h w patch grid, s resolution of a pyramid level relative to the patch grid, V pyramid
+levels, S positions of all levels together, D hidden size of the encoder, C hidden size of the pyramid and the decoder,
+G query groups (1 in evaluation), Q queries per group, K classes, n heads, d head size, T sampling points per head and
+level.
 """
 
 import math
@@ -57,7 +58,7 @@ class HfViTConvNorm(nn.Module):
         self.activation = activation
 
     def forward(self, maps: Tensor, visible: Visible) -> Level:
-        """Maps (B, C, h, w) to (B, C', h / stride, w / stride), rounded up."""
+        """Maps features (B, C, h, w) to features (B, C', h / stride, w / stride), with sizes rounded up."""
         if visible is not None:
             maps = maps.masked_fill(~visible[:, None], 0)
             rows, columns = self.conv.stride
@@ -82,7 +83,7 @@ class HfViTResampling(nn.Module):
             self.convs.append(HfViTConvNorm(size, size, 3, norm, nn.ReLU(), stride=2))
 
     def forward(self, maps: Tensor, visible: Visible) -> Level:
-        """Maps (B, D, h, w) to (B, out_size, s·h, s·w), rounded up."""
+        """Maps features (B, D, h, w) to features (B, out_size, s·h, s·w), with sizes rounded up."""
         for conv in self.convs:
             maps, visible = conv(maps, visible)
         if self.upsample is not None:
@@ -99,7 +100,7 @@ class HfViTBottleneck(nn.Module):
         self.conv2 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
 
     def forward(self, maps: Tensor, visible: Visible) -> Tensor:
-        """Maps (B, C, h, w) to the same shape."""
+        """Maps features (B, C, h, w) to features of the same shape."""
         return self.conv2(*self.conv1(maps, visible))[0]
 
 
@@ -293,7 +294,8 @@ class HfViTDeformableLayer(nn.Module):
         self.norm3 = nn.LayerNorm(size)
 
     def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
-        """Maps queries (B, G·Q, C) to the same shape. `positions` (B, G·Q, C) encode their `boxes` (B, G·Q, 4)."""
+        """Updates queries (B, G·Q, C). `positions` (B, G·Q, C) encode their `boxes` (B, G·Q, 4).
+        """
         states = self.norm1(states + self.attention(states, positions, num_groups))
         states = self.norm2(states + self.deformable(states + positions, boxes, pyramid))
         return self.norm3(states + self.fc2(F.relu(self.fc1(states))))

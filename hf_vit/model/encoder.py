@@ -1,7 +1,7 @@
 """The encoder and its parts: attention, window attention, MLP and transformer block.
 
-Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the queries
-at the end), L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
+Symbols in shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the
+queries at the end), L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
 """
 
 from collections.abc import Callable
@@ -310,7 +310,7 @@ class HfViTLayerScale(HfViTInitialized):
         self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
 
     def initialize(self, std: float) -> None:
-        """Sets every factor to the initial value."""
+        """Sets all factors to the initial value of LayerScale."""
         init.constant_(self.scale, self.initial_value)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

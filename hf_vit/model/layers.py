@@ -1,7 +1,7 @@
 """Layers that several heads share, and the initialization of these layers.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D hidden size, K
-classes, s upsampling factor of a head from the patch grid to its output.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D
+hidden size, K classes, s upsampling factor of a head from the patch grid to its output.
 """
 
 import math
@@ -55,7 +55,7 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
 
     initial_bias = 0.0
     initial_gain = 1.0  # factor for the limit of the initial weights, which is computed from the fan-in
-    initial_limit: float | None = None  # fixed limit of the initial weights, or None
+    initial_limit: float | None = None  # fixed limit of the initial weights; None computes it from the fan-in
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly from [-limit, limit] and sets the bias to `initial_bias`."""
@@ -66,7 +66,7 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
             init.constant_(self.bias, self.initial_bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Maps (B, C, H, W) to (B, C', H', W')."""
+        """Convolves maps (B, C, H, W) and returns maps (B, C', H', W')."""
         # DDP expects gradients to have the strides of the weight. This view ensures it for all memory formats.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)

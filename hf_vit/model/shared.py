@@ -1,7 +1,7 @@
 """Functions that several heads and losses share, such as checks, matching, and sums over processes.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K classes, s
-upsampling factor of a head from the patch grid to its output.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K
+classes, s upsampling factor of a head from the patch grid to its output.
 """
 
 from collections.abc import Callable, Sequence

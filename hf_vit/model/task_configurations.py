@@ -249,7 +249,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
 
     @property
     def initial_scale(self) -> float:
-        """Initial logarithm of the inverse temperature, which multiplies the cosine similarity."""
+        """Initial logarithm of the inverse temperature, a factor of the cosine similarity."""
         return math.log(10 if self.loss == "sigmoid" else 1 / 0.07)
 
 

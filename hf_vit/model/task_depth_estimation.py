@@ -1,7 +1,7 @@
 """Monocular depth estimation: heads, losses, model and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K depth bins, s
-resolution of the head output relative to the patch grid.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K depth
+bins, s resolution of the head output relative to the patch grid.
 """
 
 from typing import Any, ClassVar
@@ -137,7 +137,7 @@ class HfViTResidualConv(nn.Module):
         self.conv2.initial_gain = 0.1
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps (B, C, h, w) to the same shape."""
+        """Maps features (B, C, h, w) to features of the same shape."""
         return maps + self.conv2(self.conv1(maps.relu()).relu())
 
 

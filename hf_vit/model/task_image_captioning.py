@@ -1,7 +1,8 @@
 """Image captioning: text decoder with attention to image tokens, loss, generation and pipeline.
 
-Shapes: B images, T texts (the same number for each image, in the order of the images), S tokens of a text, V tokens
-of the vocabulary, C channels, H W pixels, h w patch grid, L image tokens, E width and K blocks of the decoder.
+Symbols in shapes: B images, T texts (the same number for each image, in the order of the images), S tokens of a text,
+V tokens of the vocabulary, C channels, H W pixels, h w patch grid, L image tokens, E width and K blocks of the
+decoder.
 """
 
 from typing import Any, ClassVar

@@ -1,6 +1,6 @@
 """Image classification: head, targets, loss, model and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,8 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         return F.cross_entropy(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Floats need problem_type."
+            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. For float labels, set "
+            "config.problem_type."
         )
     if labels.dtype == torch.bool:
         raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")

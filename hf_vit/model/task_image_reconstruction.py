@@ -1,7 +1,7 @@
 """Image reconstruction: an autoencoder whose latents are a few numbers per patch, with its loss.
 
-Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, L tokens, D
-hidden size, E hidden size of the decoder, Z latents per patch.
+Symbols in shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, L
+tokens, D hidden size, E hidden size of the decoder, Z latents per patch.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Keypoint detection: heads, encoding and decoding of heatmaps, loss, model and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s resolution of
-heatmaps relative to the patch grid, h' = s·h, w' = s·w, N objects.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s resolution
+of heatmaps relative to the patch grid, h' = s·h, w' = s·w, N objects.
 """
 
 import math
@@ -71,7 +71,7 @@ class HfViTDeconvolution(nn.Module):
         self.norm = make_map_norm(norm, out_size)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Maps (B, C, h, w) to (B, C', 2·h, 2·w); `mask` (B, h, w) is False for padding."""
+        """Maps features (B, C, h, w) to features (B, C', 2·h, 2·w); `mask` (B, h, w) is False for padding."""
         return self.norm(run_unpadded(self.conv, mask, maps), upsample_mask(mask)).relu()
 
 

@@ -1,7 +1,7 @@
 """Masked image modeling: masks, decoders, loss and model.
 
-Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible
-patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
+Symbols in shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K
+visible patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
@@ -102,7 +102,7 @@ def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask
         noise = noise[:, :height, :width]
     first: Tensor | int = num_patches - count_masked(num_patches, ratio)
     if patch_attention_mask is not None:
-        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # padding is sorted to the front
+        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # padding sorts first and is never masked
         counts = [count_masked(rows * columns, ratio) for rows, columns in image_grids(patch_attention_mask)]
         first = num_patches - torch.tensor(counts, device=noise.device)[:, None]  # (B, 1)
     order = noise.flatten(1).argsort(dim=1, stable=True)  # (B, N)

@@ -1,8 +1,8 @@
 """Universal segmentation with queries that predict masks and classes: head, losses and model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
-tokens, D hidden size, K classes, M target masks of an image, R masks, possibly of several images, T points of a mask,
-s = 2 ** num_upscale_blocks.
+Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P
++ N + Q tokens, D hidden size, K classes, M target masks of an image, R masks, possibly of several images, T points of
+a mask, s = 2 ** num_upscale_blocks.
 """
 
 import math
@@ -55,7 +55,7 @@ class HfViTUpscale(nn.Module):
         self.norm = HfViTLayerNorm2d(size, eps=1e-6)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps (B, C, h, w) to (B, C, 2·h, 2·w)."""
+        """Maps features (B, C, h, w) to features (B, C, 2·h, 2·w)."""
         return self.norm(self.depthwise(self.activation(self.upsample(maps))))
 
 

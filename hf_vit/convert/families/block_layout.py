@@ -49,7 +49,7 @@ REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
 
 
 def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map that the tensors of a checkpoint require."""
+    """Returns the key map entries to change for a checkpoint, depending on the tensors that it contains."""
     keys: dict[str, Any] = {}
     for name, dialect in DIALECTS.items():
         if name in shapes:

@@ -134,7 +134,7 @@ def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map that the tensors of a checkpoint require."""
+    """Returns the key map entries to change for a checkpoint, depending on the tensors that it contains."""
     keys = block_layout.adapt(ours, shapes)
     return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 

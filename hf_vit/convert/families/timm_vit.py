@@ -198,7 +198,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the changes of the key map that the tensors and the architecture of a checkpoint require."""
+    """Returns the key map entries to change for a checkpoint, depending on its tensors and its architecture."""
     keys = dict(block_layout.adapt(ours, shapes))
     architecture = get_name(config)
     if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
@@ -223,7 +223,7 @@ def half_order(head_size: int, columns_first: bool) -> Tensor:
 
 
 def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
-    """Reorders the channels of each head in the query and key rows (the first 2·D). Value rows stay unchanged."""
+    """Reorders the channels of each head in the query and key rows (the first 2·D) of a qkv weight or bias."""
     turned = tensor[: 2 * width].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
     return torch.cat((turned, tensor[2 * width :]))
 
