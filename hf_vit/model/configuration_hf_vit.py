@@ -406,7 +406,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             )
         if self.use_distillation_token and not self.use_cls_token:
             raise ValueError(
-                "use_distillation_token=True needs the CLS token, but use_cls_token=False. Set it to True."
+                "use_distillation_token=True needs the CLS token, but use_cls_token=False. Set use_cls_token=True."
             )
         if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):
             raise ValueError(

@@ -47,7 +47,7 @@ MARGIN = 0.01
 
 
 class HfViTConvNorm(nn.Module):
-    """Convolution, normalization ("batch" or "layer") and activation."""
+    """Convolution, followed by a norm ("batch" or "layer") and an activation."""
 
     def __init__(
         self, in_size: int, out_size: int, kernel_size: int, norm: str, activation: nn.Module, stride: int = 1
@@ -294,8 +294,7 @@ class HfViTDeformableLayer(nn.Module):
         self.norm3 = nn.LayerNorm(size)
 
     def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
-        """Updates queries (B, G·Q, C). `positions` (B, G·Q, C) encode their `boxes` (B, G·Q, 4).
-        """
+        """Updates queries (B, G·Q, C). `positions` (B, G·Q, C) encode their `boxes` (B, G·Q, 4)."""
         states = self.norm1(states + self.attention(states, positions, num_groups))
         states = self.norm2(states + self.deformable(states + positions, boxes, pyramid))
         return self.norm3(states + self.fc2(F.relu(self.fc1(states))))
@@ -393,7 +392,7 @@ class HfViTDeformableDecoder(nn.Module):
         self.position_fc2 = nn.Linear(size, size)
         self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
         self.norm = nn.LayerNorm(size)
-        # Unlike the proposal heads, these heads train faster without a prior bias and without zero initial weights.
+        # Unlike the proposal heads, these heads train faster without a prior bias and with nonzero initial weights.
         self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
         self.box_head = HfViTPredictionHead(size, 4)
 

@@ -125,7 +125,7 @@ def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image
     """Decodes an image to a tensor (C, H, W) by torchcodec if it supports the image, otherwise to a PIL image."""
     image = _open_encoded(stream, name)
     decode = _torchcodec() if image.format == "JPEG" and image.mode in TORCHCODEC_MODES else None
-    # Unlike torchcodec, PIL also reads the orientation from XMP metadata.
+    # PIL decodes rotated images with XMP metadata, because torchcodec does not read the orientation from XMP.
     if decode is None or ("xmp" in image.info and image.getexif().get(EXIF_ORIENTATION, 1) != 1):
         return upright(image, name)
     check_pixel_count(image.height, image.width, name)
@@ -141,7 +141,7 @@ def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image
 @cache
 def _torchcodec() -> Callable[[torch.Tensor, str], torch.Tensor] | None:
     """Returns torchcodec's image decoder, which releases the GIL, or None if torchcodec is missing or broken."""
-    # transformers' `load_image_as_tensor` does not support bytes, and truncates 16-bit images.
+    # `load_image_as_tensor` of transformers is not used: it does not support bytes and truncates 16-bit images.
     if is_torchcodec_available():
         try:
             from torchcodec.decoders import ImageReadMode
@@ -187,7 +187,7 @@ def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
     check_pixel_count(image.height, image.width, name)
     try:
         image.load()
-        # exif_transpose copies the image even if its orientation is normal.
+        # Skip exif_transpose if the orientation is normal, because it always copies the image.
         return image if image.getexif().get(EXIF_ORIENTATION, 1) == 1 else PIL.ImageOps.exif_transpose(image)
     except Exception as error:  # PIL decoders raise OSError, SyntaxError, ValueError, struct.error, ...
         raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; replace it.") from error

@@ -213,7 +213,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             options, unused = read(name, **kwargs)
         except OSError as error:
             check_reachable(name, **hub_arguments(kwargs))
-            # timm stores these options in config.json.
+            # timm stores image processor options in config.json.
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
             if not options.get("pretrained_cfg"):
                 raise error
@@ -449,8 +449,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def _with_keypoints(self, tensors: Images, keypoints: Any, **kwargs: Any) -> BatchFeature:
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
-                "keypoints can be transformed with their image only if do_affine_crop=True. Set it. For images that "
-                "are crops already, set do_resize=False and do_center_crop=False."
+                "keypoints can be transformed with their image only if do_affine_crop=True. Set this option. For "
+                "images that are crops already, set do_resize=False and do_center_crop=False instead."
             )
         labels = torch.cat(read_keypoints(keypoints, [1] * len(tensors)))  # (B, K, 3)
         features = self._preprocess(tensors, **kwargs)
@@ -560,7 +560,9 @@ def _sizes(images: Images) -> Sizes:
 
 def _refuse_boxes(object_boxes: Any) -> None:
     if object_boxes is not None:
-        raise ValueError("object_boxes are given, but they are cropped only if do_affine_crop=True. Set it.")
+        raise ValueError(
+            "object_boxes are cropped only if do_affine_crop=True. Set do_affine_crop=True, or omit object_boxes."
+        )
 
 
 def _reading_options(options: dict[str, Any]) -> dict[str, Any]:

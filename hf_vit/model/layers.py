@@ -67,7 +67,8 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves maps (B, C, H, W) and returns maps (B, C', H', W')."""
-        # DDP expects gradients to have the strides of the weight. This view ensures it for all memory formats.
+        # DDP expects gradients to have the strides of the weight. With this view, they have these strides in all
+        # memory formats.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)
 

@@ -42,7 +42,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_images(pixel_values: Tensor | None) -> Tensor:
-    """Returns the images; raises `ValueError` if images are missing, and `TypeError` if they are not a tensor."""
+    """Returns `pixel_values`; raises `ValueError` if they are None, and `TypeError` if they are not a tensor."""
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
@@ -387,7 +387,7 @@ class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtr
     needs_head: ClassVar[bool] = False
 
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Splits the arguments of a call into options of the image processor, the call and the model."""
+        """Splits the arguments of a call into options of the image processor, the pipeline and the model."""
         own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
         return self.image_processor.call_options(**preprocess), own, forward
 

@@ -74,7 +74,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
-        """Returns the options that apply only if the field `choice` is `chosen`, or to any one value if it is None."""
+        """Returns the options that apply only to the value `chosen` of the field `choice`; None means any value."""
         owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 

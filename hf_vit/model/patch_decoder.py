@@ -141,7 +141,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
 
 
 def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Splits images (B, C, H, W) into patches (B, N, p·q·C). Both are in row-major order, channels last."""
+    """Splits images (B, C, H, W) into patches (B, N, p·q·C). Patches and pixels are in row order, channels last."""
     height, width = patch_size
     cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)

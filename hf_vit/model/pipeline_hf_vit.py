@@ -174,7 +174,7 @@ class BatchedImagePipeline(Pipeline):
         """Creates a pipeline; for models of other packages, it has the original pipeline class of transformers."""
         if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
             if kwargs.pop("optimize", None):
-                raise ValueError(f"optimize supports only hf_vit models, not {type(model).__name__}. Omit it.")
+                raise ValueError(f"optimize supports only hf_vit models, not {type(model).__name__}. Omit optimize.")
             return cls.stock(*args, model=model, **kwargs)
         return super().__new__(cls)
 
@@ -198,7 +198,7 @@ class BatchedImagePipeline(Pipeline):
             self._batch_size = options["batch_size"]  # the model is optimized for this batch size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result for one image, or a list of results for several images, which may be empty."""
+        """Returns the result for one image, or a list of results for a list of images, which may be empty."""
         inputs = args[0] if args else kwargs.get("inputs", kwargs.get("images"))
         is_empty = isinstance(inputs, list | tuple | Dataset) and isinstance(inputs, Sized) and len(inputs) == 0
         return [] if is_empty else super().__call__(*args, **kwargs)

@@ -486,7 +486,7 @@ def _check_canvas(
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Checks `fields` of the outputs and returns the last field for each image, without the padding in the mask."""
+    """Checks `fields` of the outputs and returns the last one for each image, without patches masked as padding."""
     outputs = outputs_as_mapping(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]

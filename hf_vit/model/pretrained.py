@@ -69,7 +69,8 @@ def read_config(
 
 def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Removes from `kwargs` and returns the arguments that `apply_geometry` must apply after loading."""
-    # The Auto classes store these arguments in `config`. Such fields are reset to `saved`, the content of config.json.
+    # The Auto classes store fields given as arguments in `config`. There, they are reset to the values in config.json
+    # (`saved`).
     config = kwargs.pop("config", None)
     if config is not None:
         kwargs["config"] = config
@@ -314,7 +315,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 with pausing_garbage_collection():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
-            raise ValueError("Weights are loaded only from safetensors: pickles can run code. Convert them first.")
+            raise ValueError(
+                "Weights are loaded only from safetensors: pickles can run code. Convert the weights to safetensors "
+                "first."
+            )
         # transformers ignores mismatched shapes; `check_weights` below reports them with the names of the weights.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):

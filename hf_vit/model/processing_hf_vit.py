@@ -26,7 +26,7 @@ def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 class HfViTProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg]
-    """Options of a call. By default, texts are padded to the same length and truncated to the maximum length."""
+    """Options of a processor call. By default, texts are padded to equal length and truncated to the maximum."""
 
     _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # noqa: RUF012 - required by transformers
 

@@ -141,7 +141,7 @@ def raising_remote_code_error(name: Any, cure: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # transformers words this refusal in several ways, but always names the argument.
+        # The message of transformers varies, but always contains the argument `trust_remote_code=True`.
         if "`trust_remote_code=True`" not in str(error):
             raise
         raise RemoteCodeError(f"{str(name)!r} has custom code and can be loaded only by running it. {cure}") from error

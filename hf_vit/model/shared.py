@@ -98,7 +98,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
-    """Concatenates the rows (B, D) of all processes for each tensor, with gradients.
+    """Concatenates the rows (B, D) of each tensor with those of all other processes, with gradients.
 
     Returns the concatenated tensors, the number of rows of each process, and the index of the first row of this
     process.

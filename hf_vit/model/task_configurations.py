@@ -216,7 +216,8 @@ class HfViTTextConfig(HfViTTaskConfig):
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
-                    f"{name}={number} is not in [0, vocab_size={self.vocab_size}). Set it with text_options()."
+                    f"{name}={number} is not in [0, vocab_size={self.vocab_size}). Use the options that "
+                    "HfViTProcessor.text_options() returns."
                 )
 
     def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
@@ -597,7 +598,8 @@ class HfViTCaptionConfig(HfViTTaskConfig):
         tokens = self.bos_token_id, self.eos_token_id, self.pad_token_id
         if max(tokens) >= self.vocab_size:
             raise ValueError(
-                f"The special tokens {tokens} exceed vocab_size={self.vocab_size}. Set it to that of the tokenizer."
+                f"The special tokens {tokens} exceed vocab_size={self.vocab_size}. Set vocab_size to that of the "
+                "tokenizer."
             )
 
 

@@ -67,7 +67,7 @@ class HfViTLinearDepthHead(nn.Module):
         parts = list(levels)
         if self.has_cls:
             parts += [prefix[:, 0, :, None, None].expand_as(levels[0]) for prefix in prefixes]
-        # Classify before resizing. This is equivalent, because the layer is linear, and faster.
+        # Apply the linear layer before resizing, which is faster and gives the same result.
         scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.max_depth is None:

@@ -69,7 +69,7 @@ class HfViTCaptionDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, image_states: Tensor, attention_mask: Tensor | None, image_mask: Tensor | None
     ) -> Tensor:
-        """Returns logits (T, S, V) of the next tokens, given the keys and values (B, L, 2·K·E) of all blocks."""
+        """Returns logits (T, S, V) of the next tokens, given keys and values (B, L, 2·K·E) of image tokens."""
         shown = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
         # Position numbers skip padding on the left of prompts. All tokens beyond the last position use the last
         # position.

@@ -207,7 +207,8 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         self.options = HfViTReconstructionConfig.of(config.reconstruction_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.reconstruction_head = HfViTReconstructionHead(config, self.options)
-        # Frozen encoder for the loss term of `feature_weight`, set by training runs. In a tuple, it is not saved.
+        # Frozen encoder for the loss term of `feature_weight`, set by training runs. It is wrapped in a tuple, so that
+        # it is not saved with the model.
         self.feature_encoder: tuple[HfViTModel, ...] = ()
         self.post_init()
         self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`

@@ -222,7 +222,8 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         masks_patches = is_taught and self.options.patch_weight
         if masks_patches and not config.use_mask_token:
             raise ValueError(
-                "objective='dino' needs a mask token, but use_mask_token=False. Set it to True, or set patch_weight=0."
+                "objective='dino' needs a mask token, but use_mask_token=False. Set use_mask_token=True or "
+                "patch_weight=0."
             )
         if masks_patches and config.pooled_size != config.hidden_size:
             raise ValueError(

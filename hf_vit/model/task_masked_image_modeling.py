@@ -47,7 +47,9 @@ class HfViTMaskedImageModelingHead(HfViTNamedHead):
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
         if options.objective == "simmim" and not config.use_mask_token:
-            raise ValueError("objective='simmim' needs a mask token, but use_mask_token=False. Set it to True.")
+            raise ValueError(
+                "objective='simmim' needs a mask token, but use_mask_token=False. Set use_mask_token=True."
+            )
         if options.objective == "mae" and config.window_size is not None:
             raise ValueError(
                 f"objective='mae' leaves holes in the patch grid, which window_size={config.window_size} does not "
@@ -175,7 +177,7 @@ class PatchScale:
 
     def __init__(self, patches: Tensor) -> None:
         self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
-        # This gives the same result as torch.var, which takes ten times as long on a CPU.
+        # torch.var would give the same result, but takes ten times as long on a CPU.
         squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
         self.deviation = (squares / max(patches.shape[-1] - 1, 1) + EPSILON).sqrt()
 

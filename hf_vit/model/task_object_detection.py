@@ -232,7 +232,7 @@ def prediction_losses(
 def match_objects(
     logits: Tensor, boxes: Tensor, classes: Tensor, truth: Tensor, options: HfViTDetectionConfig, num_groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Matches queries to the objects of one image within each group and returns both indices, (G·min(Q, M),) each.
+    """Matches queries of each group to the objects of one image; returns the indices of both, (G·min(Q, M),) each.
 
     `logits` are (G·Q, K or K + 1), predicted `boxes` (G·Q, 4) and labeled boxes `truth` (M, 4) are cx, cy, w, h, and
     `classes` (M,) are class indices.

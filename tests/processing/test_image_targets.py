@@ -398,7 +398,7 @@ def without(key):
         ({"annotations": annotations(category_id=1.5)}, TypeError, r"\[0\] has the category_id 1.5, but class in"),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* contains -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),
-        ({"object_boxes": [BOXES]}, ValueError, "object_boxes are given, .* only if do_affine_crop=True"),
+        ({"object_boxes": [BOXES]}, ValueError, "object_boxes are cropped only if do_affine_crop=True"),
     ],
 )
 def test_boxes_that_do_not_fit_are_refused(targets, error, message):

@@ -238,7 +238,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     if "hidden_act" not in given:
         raise ValueError(
             "The activation of a CLIP file is unknown without a configuration. Give hidden_act: 'quick_gelu' for "
-            "OpenAI's weights and OpenCLIP models whose name ends in -quickgelu, 'gelu' for others; or put "
+            "OpenAI's weights and OpenCLIP models whose name ends in -quickgelu, 'gelu' for all others; or put "
             "open_clip_config.json next to the file."
         )
     fields = fields_of(given["hidden_act"], given, shapes)

@@ -30,7 +30,7 @@ INFERRED = ("hidden_size", "intermediate_size", "patch_size", "num_labels")
 
 
 def common_names(shapes: Shapes) -> dict[str, str]:
-    """Maps the tensor names of a ViT on `nn.TransformerEncoder` to common names; empty for other files.
+    """Maps the tensor names of a ViT on `nn.TransformerEncoder` to common names; returns `{}` for other files.
 
     Raises:
         ValueError: If the role of a tensor is unknown.

@@ -36,7 +36,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the pixel decoder. The rule is left out unless the decoder predicts one patch per token."""
+    """Returns the rule for the pixel decoder. It is left out unless the decoder predicts one patch per token."""
     sides = to_pair(ours.patch_size)
     if shapes.get(PIXELS, (0,))[0] != ours.num_channels * sides[0] * sides[1]:
         return {}
