@@ -279,7 +279,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 becomes their number.
 
         Returns:
-            `pixel_values` (B, C, h, w), labels, and `patch_attention_mask` if `do_pad`; lists if no `return_tensors`.
+            `pixel_values` (B, C, h, w), labels, and `patch_attention_mask` if `do_pad`, as tensors, or as lists
+            without `return_tensors`.
 
             - Segmentation maps: `labels` (B, h, w) int64, with 255 outside the image.
             - Depth maps: `labels` (B, h, w) float32, with 0 for invalid pixels and outside the image.

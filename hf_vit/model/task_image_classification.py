@@ -106,8 +106,8 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
     Args:
         loss: Scalar loss, if labels were given.
         logits: Logits (B, num_labels) for prediction; with a distillation token, the mean of both heads.
-        hidden_states: If requested, (B, L, D) before the first block and after each block.
-        attentions: If requested, (B, heads, L, L) of each block.
+        hidden_states: If requested, tokens (B, L, D) before the first block and after each block.
+        attentions: If requested, attention weights (B, heads, L, L) of each block.
         cls_logits: Logits (B, num_labels) of the head on the pooled vector, if the model has a distillation token.
         distillation_logits: Logits (B, num_labels) of the head on the distillation token, if the model has one.
     """

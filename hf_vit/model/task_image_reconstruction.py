@@ -87,9 +87,9 @@ class HfViTImageReconstructionOutput(ModelOutput):
     Args:
         loss: Scalar loss, if requested; see `HfViTForImageReconstruction.loss`.
         reconstruction: Images (B, C, H, W) in the units of `pixel_values`.
-        latents: (B, Z, h, w), from which the images were reconstructed.
-        hidden_states: If requested, (B, L, D) before the first block of the encoder and after each block.
-        attentions: If requested, (B, heads, L, L) of each block of the encoder.
+        latents: Latents (B, Z, h, w) from which the images were reconstructed.
+        hidden_states: If requested, tokens (B, L, D) before the first block of the encoder and after each block.
+        attentions: If requested, attention weights (B, heads, L, L) of each block of the encoder.
     """
 
     loss: Tensor | None = None

@@ -146,9 +146,9 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     """Returns the distance of embeddings (B, V, E) from a standard normal distribution, along slices (E, S).
 
     This is SIGReg (https://arxiv.org/abs/2511.08544), the mean over views and slices of the Epps-Pulley statistic:
-    the number of images times the squared difference between their characteristic function and that of a Gaussian,
-    integrated over [-3, 3] by the trapezoidal rule with a Gaussian weight. The loss covers the images of all
-    processes and is equal on all processes; `add` sums a tensor over processes.
+    the number of images times the squared difference between the characteristic function of their embeddings and that
+    of a Gaussian, integrated over [-3, 3] by the trapezoidal rule with a Gaussian weight. The loss covers the images
+    of all processes and is equal on all processes; `add` sums a tensor over processes.
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
@@ -189,7 +189,7 @@ class HfViTJointEmbeddingOutput(ModelOutput):
         teacher_patch_probs: With `as_teacher`, assignments (M, K) of the masked patches.
         pooler_output: Features (B, V, D) before the projector, used by other tasks; (B, D) for single images.
         hidden_states: If requested, tokens (B·G, L, D) of global views before the first block and after each block.
-        attentions: If requested, (B·G, heads, L, L) of each block.
+        attentions: If requested, attention weights (B·G, heads, L, L) of each block.
     """
 
     loss: Tensor | None = None

@@ -225,10 +225,11 @@ class HfViTMaskedImageModelingOutput(MaskedImageModelingOutput):
             patches (`norm_pix_loss`), mean and standard deviation of the target patches are used.
         logits: Predicted pixels (B, N, p·q·C) of each patch, row by row, channels last.
         bool_masked_pos: (B, N) bool, True for masked patches, which are hidden from the encoder.
-        hidden_states: If requested, before the first block and after each block: (B, L, D), or (B, P + K, D) for
-            "mae", with the K visible patches in image order. Images with fewer visible patches are padded at the
+        hidden_states: If requested, tokens before the first block and after each block: (B, L, D), or (B, P + K, D)
+            for "mae", with the K visible patches in image order. Images with fewer visible patches are padded at the
             end.
-        attentions: If requested, (B, heads, L, L), or (B, heads, P + K, P + K) for "mae", of each block.
+        attentions: If requested, attention weights of each block: (B, heads, L, L), or (B, heads, P + K, P + K) for
+            "mae".
     """
 
     logits: Tensor | None = None

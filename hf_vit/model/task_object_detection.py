@@ -460,7 +460,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     def _predict_from_levels(
         self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the predictions of the deformable decoder, the final one last, and the last tokens it uses.
+        """Returns the predictions of the deformable decoder, the final one last, and the last tokens that it reads.
 
         Later blocks run only if hidden states or attentions are requested, and do not affect other outputs, because
         DDP requires that every weight that affects an output also affects the loss.
