@@ -1,6 +1,6 @@
 """Deformable decoder for object detection, whose queries are initialized from the best proposals, as in LW-DETR.
 
-Symbols in shapes: B batch, h w patch grid, s resolution of a pyramid level relative to the patch grid, V pyramid
+Shapes: B batch, h w patch grid, s resolution of a pyramid level relative to the patch grid, V pyramid
 levels, S positions of all levels together, D hidden size of the encoder, C hidden size of the pyramid and the decoder,
 G query groups (1 in evaluation), Q queries per group, K classes, n heads, d head size, T sampling points per head and
 level.

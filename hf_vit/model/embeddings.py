@@ -1,6 +1,6 @@
 """Embedding of images as tokens: patches, prefix tokens and positions.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS,
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS,
 distillation, registers), L = P + N, D hidden size, d head size.
 """
 

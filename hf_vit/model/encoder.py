@@ -1,6 +1,6 @@
 """The encoder and its parts: attention, window attention, MLP and transformer block.
 
-Symbols in shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the
+Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the
 queries at the end), L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
 """
 

@@ -4,7 +4,7 @@ Coordinates in object crops are continuous, with the center of pixel i at i, as 
 bounds of a crop region are the centers of its outermost pixels. Points can thus be mapped between image, crop and
 heatmaps of any size without a bias ("UDP", https://arxiv.org/abs/1911.07524).
 
-Symbols in shapes: B batch, N objects, K keypoints, C channels, H W pixels of an image, h w patches or pixels of a
+Shapes: B batch, N objects, K keypoints, C channels, H W pixels of an image, h w patches or pixels of a
 crop.
 """
 

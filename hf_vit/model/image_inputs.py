@@ -1,7 +1,7 @@
 """Functions that load images of any kind as tensors, check them, and convert their colors.
 
 Both image processors and all training runs read images with these functions. The pixels are identical to those of
-transformers' pipelines, which open a file with PIL and call `.convert("RGB")`. Symbols in shapes: C channels, H W
+transformers' pipelines, which open a file with PIL and call `.convert("RGB")`. Shapes: C channels, H W
 pixels.
 """
 

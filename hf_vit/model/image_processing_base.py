@@ -1,6 +1,6 @@
 """Base class of the torchvision and the PIL image processor: options, preprocessing steps, loading and saving.
 
-Symbols in shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input or patches, M masks, N
+Shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input or patches, M masks, N
 objects, K keypoints.
 """
 

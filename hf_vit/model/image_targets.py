@@ -1,6 +1,6 @@
 """Functions that convert training targets (segmentation maps, depth maps, masks, boxes, keypoints) to tensors.
 
-Symbols in shapes: B batch, H W pixels of an image, h w pixels of the model input, M masks or remaining boxes, N
+Shapes: B batch, H W pixels of an image, h w pixels of the model input, M masks or remaining boxes, N
 objects, K keypoints.
 """
 

@@ -1,6 +1,6 @@
 """Layers that several heads share, and the initialization of these layers.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D
 hidden size, K classes, s upsampling factor of a head from the patch grid to its output.
 """
 

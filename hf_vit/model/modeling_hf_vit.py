@@ -1,6 +1,6 @@
 """The Vision Transformer, its backbone, and the feature extraction pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS,
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS,
 distillation, registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O non-patch tokens,
 d head size.
 """

@@ -1,6 +1,6 @@
 """Functions that convert images to patches and back, and a transformer that predicts the pixels of patches.
 
-Symbols in shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K
+Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K
 visible patches, P prefix tokens, E hidden size of the decoder.
 """
 

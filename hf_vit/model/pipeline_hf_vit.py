@@ -1,7 +1,7 @@
 """Base class of fast image pipelines, which prefetch images in threads and process them in batches on the device.
 
 The subclass for each task is in the module of the task model. Pipelines have the same arguments and results as in
-transformers. Symbols in shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input.
+transformers. Shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Post-processing, which converts model outputs to maps, segments, boxes and keypoints in pixels of the images.
 
-Symbols in shapes: B batch, K classes or keypoints, Q queries, C classes or queries, N objects, h w size of the model
+Shapes: B batch, K classes or keypoints, Q queries, C classes or queries, N objects, h w size of the model
 output, H W size of the result, r rows of a band.
 """
 

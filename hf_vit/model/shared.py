@@ -1,6 +1,6 @@
 """Functions that several heads and losses share, such as checks, matching, and sums over processes.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K
 classes, s upsampling factor of a head from the patch grid to its output.
 """
 

@@ -1,6 +1,6 @@
 """Monocular depth estimation: heads, losses, model and pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K depth
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K depth
 bins, s resolution of the head output relative to the patch grid.
 """
 

@@ -1,6 +1,6 @@
 """Image captioning: text decoder with attention to image tokens, loss, generation and pipeline.
 
-Symbols in shapes: B images, T texts (the same number for each image, in the order of the images), S tokens of a text,
+Shapes: B images, T texts (the same number for each image, in the order of the images), S tokens of a text,
 V tokens of the vocabulary, C channels, H W pixels, h w patch grid, L image tokens, E width and K blocks of the
 decoder.
 """

@@ -1,6 +1,6 @@
 """Image classification: head, targets, loss, model and pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
+Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
 """
 
 from collections.abc import Callable

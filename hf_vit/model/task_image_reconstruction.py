@@ -1,6 +1,6 @@
 """Image reconstruction: an autoencoder whose latents are a few numbers per patch, with its loss.
 
-Symbols in shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, L
+Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, L
 tokens, D hidden size, E hidden size of the decoder, Z latents per patch.
 """
 

@@ -1,6 +1,6 @@
 """Joint-embedding pretraining: projector, losses and model. Views of the same image are trained to agree.
 
-Symbols in shapes: B images of a process, V views of an image, of which G are global, C channels, H W pixels, D hidden
+Shapes: B images of a process, V views of an image, of which G are global, C channels, H W pixels, D hidden
 size, E embedding size, S slices, T points of a characteristic function, K prototypes, N patches, M masked patches.
 """
 

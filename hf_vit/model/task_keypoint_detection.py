@@ -1,6 +1,6 @@
 """Keypoint detection: heads, encoding and decoding of heatmaps, loss, model and pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s resolution
+Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s resolution
 of heatmaps relative to the patch grid, h' = s·h, w' = s·w, N objects.
 """
 

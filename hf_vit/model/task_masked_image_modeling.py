@@ -1,6 +1,6 @@
 """Masked image modeling: masks, decoders, loss and model.
 
-Symbols in shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K
+Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K
 visible patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 

@@ -1,6 +1,6 @@
 """Object detection: query decoder, matching and losses of all decoders, model and pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P
 + N + Q tokens, D hidden size, K classes, M objects of an image, G query groups.
 """
 

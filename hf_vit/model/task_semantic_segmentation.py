@@ -1,6 +1,6 @@
 """Semantic segmentation: heads, losses, model, sliding windows, test-time augmentation and pipeline.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K
 classes, s resolution of the head output relative to the patch grid.
 """
 

@@ -1,6 +1,6 @@
 """Universal segmentation with queries that predict masks and classes: head, losses and model.
 
-Symbols in shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P
 + N + Q tokens, D hidden size, K classes, M target masks of an image, R masks, possibly of several images, T points of
 a mask, s = 2 ** num_upscale_blocks.
 """

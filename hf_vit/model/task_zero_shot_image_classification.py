@@ -1,6 +1,6 @@
 """Image-text models: text tower, image-text comparison, losses over the batch of all processes, model and pipeline.
 
-Symbols in shapes: B images or texts of a process, N of all processes, b rows of a chunk, T texts, S tokens of a text,
+Shapes: B images or texts of a process, N of all processes, b rows of a chunk, T texts, S tokens of a text,
 C channels, H W pixels, h w patch grid, D hidden size, E embedding size.
 """
 
