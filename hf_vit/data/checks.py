@@ -35,7 +35,7 @@ def check_output_outside_data(sources: Iterable[str], output_dir: str) -> None:
         place = Path(source).expanduser().resolve()
         if place.exists() and (output.is_relative_to(place) or place.is_relative_to(output)):
             raise ValueError(
-                f"output_dir={output_dir!r} must neither contain the data {source!r} nor be inside their folder, "
+                f"output_dir={output_dir!r} must neither contain the data {source!r} nor be inside the data folder, "
                 "because images in the output folder could be loaded as data later. Choose another output folder."
             )
 
@@ -115,7 +115,7 @@ def drop_unreadable(
 
 
 def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
-    """Find examples whose image or target cannot be used for training, by reading all of them.
+    """Read all examples and find those whose image or target cannot be used for training.
 
     Detected problems are unreadable files, a target or annotation whose size differs from its image, unknown classes
     or colors in masks, and targets of a wrong type. Depth maps without a valid pixel only cause a warning.

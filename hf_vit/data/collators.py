@@ -1,8 +1,8 @@
 """Collators, which convert lists of dataset examples to model input batches.
 
-The image processor preprocesses all images of a batch at once and applies the same resizing to the targets. It is the
-image processor of the saved model, so a `pipeline` preprocesses images in the same way. Images given as tensors come
-from an augmentation that already resized them to the input size of the model, so they are only normalized.
+The image processor preprocesses all images of a batch at once and applies the same resizing to the targets. It is
+saved with the model, so a `pipeline` preprocesses images in the same way. Images given as tensors come from an
+augmentation that already resized them to the input size of the model, so they are only normalized.
 """
 
 from collections.abc import Mapping, Sequence
@@ -228,10 +228,10 @@ class ImageTextCollator:
                 `keeps_targets` is set.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32, the output of the tokenizer (`input_ids` and `attention_mask` (B, S),
-            ...), and `return_loss`. If `keeps_targets` is set, the T captions of all images are tokenized to (T, S),
-            in the order of the images, and the lists `targets` (dictionaries with `captions`) and `files` replace
-            `return_loss`.
+            `pixel_values` (B, C, H, W) float32, the output of the tokenizer (`input_ids` and `attention_mask` (B, S)
+            for S tokens, ...), and `return_loss`. If `keeps_targets` is set, the T captions of all images are
+            tokenized to (T, S), in the order of the images, and the lists `targets` (dictionaries with `captions`)
+            and `files` replace `return_loss`.
 
         Raises:
             ValueError: if an example has no caption.
@@ -271,8 +271,8 @@ class CaptionCollator:
             examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `captions`.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32, and `input_ids` and `labels` (T, S) of the captions. The captions of
-            each image are followed by empty texts without labels, so that all images have the same number of texts.
+            `pixel_values` (B, C, H, W) float32, and `input_ids` and `labels` (T, S) of T texts with S tokens. The
+            captions of each image are followed by empty texts without labels, so that all images have equally many.
             If `keeps_targets` is set, the lists `targets` (dictionaries with `captions`) and `files` are added.
         """
         batch = _pixels(self.processor.image_processor, [example["image"] for example in examples])
@@ -298,7 +298,7 @@ def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
-    """Return a random `mask_seed`, for training."""
+    """Return a random `mask_seed`, so that training masks vary."""
     return {"mask_seed": int(torch.randint(2**62, ()))}
 
 

@@ -131,8 +131,8 @@ def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]
     if not maps and "width" in row and (row["width"], row["height"]) != image.size:
         raise ValueError(
             f"{row['file']} is {image.width} pixels wide and {image.height} high, but its annotations give a width "
-            f"of {row['width']} and a height of {row['height']}. Correct the annotations, whose coordinates refer to "
-            "another size."
+            f"of {row['width']} and a height of {row['height']}. Correct the annotations: their coordinates refer to "
+            "an image of another size."
         )
     return {"image": image, "file": row["file"], **target}
 

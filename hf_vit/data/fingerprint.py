@@ -1,4 +1,4 @@
-"""Fingerprint of a dataset, to check that a resumed training run uses the same images as before."""
+"""Fingerprint of a dataset, to check that a resumed training run uses the data that it started with."""
 
 import hashlib
 import json
@@ -21,19 +21,19 @@ from torch import nn
 CHUNK_SIZE = 64
 MAX_HASHED_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
 THREADS = 8
-FEATURE_FOLDER = "hf_vit_features"  # subfolder of the `datasets` cache that holds features, named by digests
+FEATURE_FOLDER = "hf_vit_features"  # subfolder of the `datasets` cache for image features
 
 
 def fingerprint(rows: Dataset) -> dict[str, Any]:
     """Return the fingerprint of a split, which does not depend on the folder that its files are stored in.
 
     Args:
-        rows: Images in columns of type `datasets.Image`, as paths or as bytes, with image names in the column `file`
-            and target columns.
+        rows: Rows with images in columns of type `datasets.Image`, as paths or as bytes, image names in the column
+            `file`, and target columns.
 
     Returns:
-        The number of rows, and three digests: of the names (relative to the common folder) and sizes of the image
-        files in order, of all other columns except `file`, and of the image contents. If the images exceed
+        The number of rows, and three digests: of the ordered names (relative to the common folder) and sizes of the
+        image files, of all other columns except `file`, and of the image contents. If the images exceed
         `MAX_HASHED_BYTES` in total, only every n-th image is read, with the smallest n that stays within this limit.
     """
     columns = [name for name, feature in rows.features.items() if isinstance(feature, Image)]

@@ -174,8 +174,8 @@ class TaskArguments(SourceArguments):
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
             raise ValueError(
-                f"config_overrides contains {', '.join(from_data)}, but the classes come from the data. Remove it. "
-                "The meaning of labels is set by --problem_type."
+                f"config_overrides contains {', '.join(from_data)}, but the data determine the classes. Remove these "
+                "fields. To set the type of the labels, use --problem_type."
             )
         if self.image_size is not None:
             if "image_size" in fields:
@@ -250,7 +250,7 @@ class ClassificationArguments(StreamArguments):
         None, 'Class names of a stream, such as "cat,dog", if the data does not contain them.', essential=True
     )
 
-    # Options of the image augmentations, in the order of application, of the batch transforms, and of the loss
+    # Options of the image augmentations (in the order of application), the batch transforms and the loss
     min_crop_scale: float = augmentation_option(
         0.35, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
@@ -327,12 +327,12 @@ class ClassificationArguments(StreamArguments):
         if self.streaming and (self.balanced_sampling or self.class_weights in CLASS_POWERS):
             raise ValueError(
                 f"balanced_sampling={self.balanced_sampling} and class_weights={self.class_weights} require the "
-                "labels of all images, which are unknown for a stream. Remove them, or give a file of weights."
+                "labels of all images, which are unknown for a stream. Remove both, or set class_weights to a file."
             )
         if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(
-                f"bce_target_threshold={self.bce_target_threshold} requires --classification_loss bce. Set it, or "
-                "remove the threshold."
+                f"bce_target_threshold={self.bce_target_threshold} requires --classification_loss bce. Set this "
+                "loss, or remove the threshold."
             )
 
     def describe(self) -> dict[str, str]:

@@ -48,7 +48,9 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare the conditions of a run with the conditions in a checkpoint. Names that occur in only one are ignored.
+    """Compare the training conditions (options and data) of a run with those in a checkpoint.
+
+    Conditions whose name occurs in only one of them are ignored.
 
     Args:
         task: The task to resume.
@@ -94,7 +96,7 @@ def format_value(value: Any) -> str:
 
 
 def find_conditions(task: Task, values: Mapping[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Return the conditions to store in checkpoints, including a list of all changes since the start of the run.
+    """Return the training conditions (options and data) to store in checkpoints, and their changes since the start.
 
     Args:
         task: The task, with loaded data.

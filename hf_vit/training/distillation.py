@@ -301,8 +301,8 @@ class FeatureDistillation(Distillation):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the student's loss, and the distillation losses of the patches and the CLS token."""
-        # Tokens (B, L, D) start with prefix and patch tokens. Models with queries run the blocks in the head and
-        # return the tokens with their outputs.
+        # Tokens (B, L, D) start with prefix and patch tokens. In models with queries, the head runs the blocks and
+        # returns the tokens as an output.
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
@@ -356,7 +356,7 @@ class DistillationArguments(Options):
             raise ValueError(f"--{given[0]} requires a teacher. Set --teacher to a path, or to a name on the Hub.")
         if self.distillation_temperature is not None and self.distillation_type != "soft":
             raise ValueError(
-                "--distillation_temperature requires --distillation_type soft. Set it, or remove the temperature."
+                "--distillation_temperature requires --distillation_type soft. Set it, or remove this option."
             )
 
     @property

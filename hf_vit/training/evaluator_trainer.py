@@ -177,6 +177,6 @@ class EvaluationPictures(TrainerCallback):
         self.trainer = trainer
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        """Draw the images."""
+        """Draw the images to the file of the current step."""
         file = Path(args.output_dir) / "pictures" / f"step-{state.global_step:06d}.png"
         draw_examples(self.trainer, self.trainer.eval_dataset, file)

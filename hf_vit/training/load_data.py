@@ -46,8 +46,8 @@ def load_targets(
         load: Function that loads the data.
         args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
         training_args: Training arguments.
-        needs_validation: Number of training images from which the task uses validation scores to choose a value, such
-            as a score threshold. None if the task chooses no value.
+        needs_validation: Minimum number of training images with which the task uses validation scores to choose a
+            value, such as a score threshold. None if the task chooses no value.
 
     Returns:
         The data. Its splits are "train", "validation" and "test", or some of these.
@@ -257,7 +257,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Return data whose targets use the class or keypoint indices of a model. The model must have all names."""
+    """Return data with class or keypoint indices of a model, which must have all classes or keypoints of the data."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):

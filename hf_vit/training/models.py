@@ -80,7 +80,7 @@ def load_model(
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
             apply_geometry(model, use_distillation_token=True)
-        model.config._name_or_path = args.model_name_or_path  # lost if the model was rebuilt from a configuration
+        model.config._name_or_path = args.model_name_or_path  # models built from a configuration have no name
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error
@@ -282,7 +282,7 @@ def load_with_info(
 
 
 def read_config_of(name_or_path: str) -> dict[str, Any]:
-    """Return the content of a model's config.json, {} for a weight file; raise `OSError` if config.json is missing."""
+    """Return the content of a model's config.json, or {} for a weight file; raise `OSError` if it is missing."""
     with naming(name_or_path):
         return read_config(name_or_path)
 

@@ -141,13 +141,13 @@ def make_parameter_groups(
     if use_muon and not any(group["num_matrices"] for group in groups):
         raise ValueError(
             f"use_muon=True optimizes the matrices of encoder blocks, but {type(model).__name__} has none to train. "
-            "Remove it."
+            "Remove use_muon."
         )
     return groups
 
 
 def name_group(numbers: set[int], head: int, is_decayed: bool, num_matrices: int) -> str:
-    """Name a group by its layers and its differences: "block 3", "embeddings to head, no decay"."""
+    """Return the name of a group: its layers and special settings, such as "embeddings to head, no decay"."""
 
     def name(number: int) -> str:
         return "head" if number == head else f"block {number - 1}" if number else "embeddings"
@@ -199,7 +199,7 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
     if backbone is None:
         raise ValueError(
             f"trainable_blocks={trainable_blocks} requires an HfViTModel as backbone, which {type(model).__name__} "
-            "does not have. Remove it."
+            "does not have. Remove trainable_blocks."
         )
     blocks = list(backbone.encoder.layers)
     if trainable_blocks > len(blocks):

@@ -53,7 +53,7 @@ REPORT_FILES = (
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
-SPLITS = ("train", "validation", "test")  # names that the leading * of patterns in REPORT_FILES stands for
+SPLITS = ("train", "validation", "test")  # names that may replace the leading * of patterns in REPORT_FILES
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
 # Patterns of the files in each subfolder that contains a model or an adapter
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
@@ -127,7 +127,7 @@ def lock(folder: Path) -> list[Path]:
     content = json.dumps({"host": socket.gethostname(), "process": this.pid, "started": this.create_time()}) + "\n"
     for _ in range(2):
         try:
-            with file.open("x", encoding="utf-8") as stream:  # "x" fails if the file exists
+            with file.open("x", encoding="utf-8") as stream:  # mode "x" raises an error if the file exists
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -229,7 +229,7 @@ def is_training_file(file: Path) -> bool:
 
 
 def is_own_recipe(file: Path) -> bool:
-    """Return whether a recipe file was written by a training run. True if the file cannot be read."""
+    """Return whether a recipe file was written by a training run, or True if the file cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
         return text.startswith(RECIPE_HEADING) or not isinstance(yaml.safe_load(text), dict)

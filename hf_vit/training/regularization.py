@@ -171,7 +171,7 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
     name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
     vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
     if vit is None:
-        raise ValueError(f"{name} requires a model of hf_vit, which supports several image sizes. Remove it.")
+        raise ValueError(f"{name} requires a model of hf_vit, which supports several image sizes. Remove this option.")
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
             raise ValueError(f"{name} does not support {refused.__name__}, {reason}. Remove this option.")
@@ -232,7 +232,7 @@ class BinaryCrossEntropy:
 
 
 def mean_of(losses: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Return the sum of losses divided by the number of items in a step, or the mean of losses if it is None."""
+    """Return the sum of losses divided by the number of items in a step, or their mean if this number is None."""
     return losses.mean() if num_items_in_batch is None else losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
@@ -347,7 +347,7 @@ def regularize(
         raise ValueError(f"Regression does not support options for classes: {wrong}. Remove them.")
     if is_binary and (is_multi or class_weights):
         raise ValueError(
-            "classification_loss=bce supports neither class weights nor several labels per image. Remove it."
+            "classification_loss=bce supports neither class weights nor several labels per image. Remove this option."
         )
     if args.mixup_alpha or args.cutmix_alpha or is_binary or class_weights or (is_multi and label_smoothing):
         if not is_multi:
@@ -357,8 +357,8 @@ def regularize(
     if args.token_drop_rate:
         if isinstance(distillation, FeatureDistillation):
             raise ValueError(
-                f"token_drop_rate={args.token_drop_rate} removes patches, but feature distillation needs all of them. "
-                "Set it to 0, or use --distillation_type hard or soft."
+                f"token_drop_rate={args.token_drop_rate} removes patches, but feature distillation needs all patches. "
+                "Set token_drop_rate to 0, or use --distillation_type hard or soft."
             )
         transforms.append(PatchDropout(args.token_drop_rate, model.config))
     loss = WeightedLoss(class_weights, is_multi) if class_weights else None

@@ -236,7 +236,7 @@ def finish(training: Training) -> None:
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
-        raise NoUpdateError(f"No step changed the weights with --learning_rate {args.learning_rate:g}. Increase it.")
+        raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
     task.choose_inference(trainer)  # before saving, because it changes the saved model
     if task.choice:
         report(task.choice)

@@ -142,7 +142,7 @@ class HfViTTrainer(Trainer):
         counting = HfViTForObjectDetection | HfViTForKeypointDetection | HfViTForImageTextToText
         counts = isinstance(self.plain_model, counting)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
-        # This option would hide non-finite losses, and wait for the GPU in every batch.
+        # The filter would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
@@ -154,7 +154,7 @@ class HfViTTrainer(Trainer):
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
         has_soft_labels = any(isinstance(transform, Mixing) for transform in batch_transforms)
         if has_soft_labels:
-            self.label_smoother = None  # it would expect class indices, but labels are already smoothed
+            self.label_smoother = None  # it expects class indices instead of smoothed labels
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
         training_sampler(self.args, self.train_dataset)  # raises an error if options do not match the dataset
@@ -360,7 +360,7 @@ class HfViTTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log values. Logs during training also contain throughput, memory and the losses of the teacher."""
-        if "learning_rate" in logs:  # transformers logs the first parameter group
+        if "learning_rate" in logs:  # transformers logs the learning rate of the first parameter group
             logs["learning_rate"] /= self.optimizer.param_groups[0].get("lr_scale", 1.0)
         if "loss" in logs:
             if self.distillation is not None:
@@ -446,7 +446,7 @@ class HfViTTrainer(Trainer):
             return self._guard(super().get_test_dataloader(test_dataset))
 
     def evaluation_collator(self) -> Any:
-        """Return the collator of evaluations."""
+        """Return the collator for evaluations."""
         return self.data_collator
 
     @contextmanager

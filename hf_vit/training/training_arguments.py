@@ -379,7 +379,7 @@ def check_library(args: TrainingArguments) -> None:
     given = args.report_to or []
     if unknown := [name for name in given if name not in known]:
         raise ValueError(
-            f"report_to={','.join(given)} contains the unknown {', '.join(unknown)}. Choose from {', '.join(known)}."
+            f"report_to={','.join(given)} contains unknown names: {', '.join(unknown)}. Use {', '.join(known)}."
         )
     available = {*get_available_reporting_integrations(), "flyte"}  # flyte is missing in the list of transformers
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
@@ -403,7 +403,7 @@ def check_library(args: TrainingArguments) -> None:
     takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
     if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
         raise ValueError(
-            f"activation_checkpointing_kwargs={options} contains the unknown {', '.join(unknown)}. Choose from "
+            f"activation_checkpointing_kwargs={options} contains unknown arguments: {', '.join(unknown)}. Choose from "
             f"{', '.join(sorted(takes))}, the arguments of torch.utils.checkpoint."
         )
 
@@ -412,7 +412,7 @@ def check_optimizer(args: TrainingArguments) -> None:
     """Create optimizer and schedule for a small layer; raise `ValueError` or `ImportError` if that fails."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
-        return  # optimizers with target modules need the whole model
+        return  # such optimizers need the whole model
     try:
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
         optimizer = optimizer_class(layer.parameters(), **settings)

@@ -146,7 +146,7 @@ def test_two_columns_of_images_are_images_and_masks(tmp_path, mask):
 
 def test_columns_of_other_names_are_named_and_options_must_apply(tmp_path):
     pairs_table(image="left", mask="right").to_parquet(tmp_path / "train.parquet")
-    expect_error(r"no column of a usual name \(mask, label.*only 'left', 'right'\. Set m", load_masks, tmp_path)
+    expect_error(r"no column with a usual name \(mask, label.*only 'left', 'right'\. Set m", load_masks, tmp_path)
     assert maps(load_masks(tmp_path, mask_column_name="right")) == expected_maps(2)
     pairs_table().remove_columns("label").to_parquet(tmp_path / "train.parquet")
     expect_error("has 1 columns of encoded images, but needs one of images and one of m", load_masks, tmp_path)
@@ -248,7 +248,7 @@ def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
     assert load_universal_segmentation(str(file)).examples("train")[1]["masks"].shape == (0, *samples.SHAPE)
     samples.write_instances(tmp_path / "other", SQUARE)
     (tmp_path / "other" / "train" / "images" / "12.jpg").unlink()
-    message = r"(?s)12\.jpg of .*annotations\.json is in none of the folders:\n  .*train/im"
+    message = r"(?s)12\.jpg, listed in .*annotations\.json, is in none of the folders:\n  .*train/im"
     expect_error(message, load_universal_segmentation, str(tmp_path / "other"))
 
 

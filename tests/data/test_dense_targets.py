@@ -93,7 +93,7 @@ def test_bad_files_of_classes_are_refused(tmp_path: Path) -> None:
         (
             "README.md",
             "",
-            r"of the classes are unknown\. Give them as class_names, or in a file classes\.txt or",
+            r"of the classes are unknown\. Give them as class_names, in a file classes\.txt or",
         ),
         ("classes.txt", "1 sky\n2 road\n", r"es\.txt numbers its classes 1, 2\. Number .* classes from 0 to 1\."),
         ("classes.txt", "sky\nroad\nsky", twice),

@@ -241,7 +241,7 @@ def test_boxes_in_another_format_are_refused_until_it_is_named(tmp_path: Path, c
 
 def test_columns_that_make_no_objects_are_named(tmp_path: Path) -> None:
     source = write_tables(tmp_path, lambda split: plain_columns(split).rename_columns({"bbox": "rectangle"}))
-    expect_error(r"no column of a usual name \(objects.*Set objects_column_name", load, source)
+    expect_error(r"no column with a usual name \(objects.*Set objects_column_name", load, source)
     source = write_tables(tmp_path, lambda split: plain_columns(split).rename_columns({"label": "sort"}))
     expect_error(r"objects of 'train' have no label\. Their fields are 'bbox', 'sort'", load, source)
 
@@ -404,7 +404,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
         ({"dataset_revision": "v1"}, "dataset_revision='v1' applies to datasets on the Hub"),
     ):
         expect_error(message, load, tmp_path, **options)
-    expect_error(r"contains no boxes of a known format: COCO", load, tmp_path / "train" / "images")
+    expect_error(r"contains no boxes in a known format: COCO", load, tmp_path / "train" / "images")
     expect_error("There is no file or folder", load, tmp_path / "elsewhere", error=FileNotFoundError)
 
 

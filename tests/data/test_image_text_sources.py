@@ -103,7 +103,7 @@ def test_images_without_words_and_what_is_no_data_are_named(tmp_path: Path) -> N
     (folder / "a" / "1.png").unlink()
     expect_error(r"1 of 3 images do not exist.*\n.*1\.png", load_image_text, str(folder / "a"))
     write_table(folder / "b", "train.jsonl", [{"file_name": "1.png", "words": "a dog"}])
-    with pytest.raises(ValueError, match=r"no column of a usual name \(caption, .*only 'file_name', 'words'"):
+    with pytest.raises(ValueError, match=r"no column with a usual name \(caption, .*only 'file_name', 'words'"):
         load_image_text(str(folder / "b"))
     write_table(folder / "c", "train.jsonl", [{"file_name": "1.png", "text": 3}])
     expect_error(r"train\.jsonl, row 1, has the caption 3", load_image_text, str(folder / "c"))

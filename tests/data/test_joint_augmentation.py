@@ -77,7 +77,7 @@ def test_mistakes_are_explained() -> None:
         ([DenseAugmentation], {"max_class_share": 0}, r"max_class_share=0 must lie in \(0, 1\]"),
         ([DenseAugmentation], {"max_rotation": -1}, "max_rotation=-1 must lie between 0 and 180 degrees"),
         ([DetectionAugmentation], {"iou_crop": -1}, "iou_crop=-1 is a probability"),
-        ([KeypointAugmentation], {"box_padding": 0}, "box_padding=0 must be positive; 1 crops exactly at the box"),
+        ([KeypointAugmentation], {"box_padding": 0}, "box_padding=0 must be positive; 1 crops exactly to the box"),
         ([KeypointAugmentation], {"max_rotation": 200}, "max_rotation=200 must lie between 0 and 180 degrees"),
         ([KeypointAugmentation], {"max_shift": 1.5}, r"max_shift=1.5 must lie in \[0, 1\)"),
     ):

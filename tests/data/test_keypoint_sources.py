@@ -211,7 +211,7 @@ def test_bad_tables_are_named(tmp_path: Path) -> None:
         file = write_landmarks(tmp_path / "splits", columns, ("images/a.png", 1, 1))
         file.rename(file.with_name(f"{split}.csv"))
     expect_error(r"have different keypoints\. Use the same columns", load, tmp_path / "splits")
-    expect_error(r"contains no keypoints of a known format: COCO", load, tmp_path / "splits" / "images")
+    expect_error(r"contains no keypoints in a known format: COCO", load, tmp_path / "splits" / "images")
 
 
 def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:

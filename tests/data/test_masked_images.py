@@ -115,7 +115,7 @@ def test_worker_processes_share_a_stream_that_is_long_enough(photos: Path, tmp_p
     assert len(set(files)) == len(files)
     assert len({float(batch["drawn"]) for batch in batches}) == len(batches)
     write_pictures(tmp_path / "short", "1.png")
-    with pytest.raises(ValueError, match=r"no image for one of 2 workers \(1 processes with 2 workers each\)"):
+    with pytest.raises(ValueError, match=r"one of 2 workers \(1 processes with 2 workers each\) gets none"):
         list(islice(DataLoader(streamed(tmp_path / "short", keep_file), batch_size=1, num_workers=2), 2))
 
 

@@ -153,7 +153,7 @@ def test_columns_of_other_names_or_contents_are_named_and_chosen(tmp_path):
         assert names(load(tmp_path / "cifar.parquet", label_column_name=column), "train") == labels
     file = tmp_path / "train.parquet"
     dataset_of(["a", "b"], None, "picture", "kind").to_parquet(file)
-    expect_error(r"'train' has no column of a usual name \(label, .*\), only 'picture', 'kind'", load, file)
+    expect_error(r"'train' has no column with a usual name \(label, .*\), only 'picture', 'kind'", load, file)
     message = r"no column 'species', only 'picture', 'kind'. Set label_column_name to one of them\."
     expect_error(message, load, file, label_column_name="species")
     message = r"no encoded images in the column 'kind', which is of type Value\('string'\)"
@@ -230,7 +230,7 @@ def test_tables_with_other_columns_ask_for_them(tmp_path):
     write_pictures(tmp_path, "0.png", "1.png")
     file = tmp_path / "list.csv"
     write_csv(file, ["id", "label", "class"], ["0.png", "a", "x"], ["1.png", "b", "y"])
-    expect_error(r"list.csv has no column of a usual name \(image, .*only 'id', 'label', 'class'", load, file)
+    expect_error(r"list.csv has no column with a usual name \(image, .*only 'id', 'label', 'class'", load, file)
     expect_error(r"several possible columns: 'label', 'class'", load, file, image_column_name="id")
     assert classes(load(file, image_column_name="id", label_column_name="class")) == ["x", "y"]
 

@@ -138,7 +138,7 @@ def test_images_without_labels_come_from_tar_files_too_but_not_beside_images(tmp
     write_tar(tmp_path / "only.tar", {"1": encoded(picture(0))}, {"1": {"width": 8}}, "json")
     assert load_unlabeled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
     assert len(list(stream_images([str(tmp_path / "only.tar")])["train"])) == 1
-    expect_error("no column of a usual name", load_image_classification, str(tmp_path / "only.tar"))
+    expect_error("no column with a usual name", load_image_classification, str(tmp_path / "only.tar"))
     # Tar files next to class folders are ignored.
     write_class_folders(tmp_path / "folders", ["cat", "dog"])
     write_tars(tmp_path / "folders", {"train": [1, 0]})

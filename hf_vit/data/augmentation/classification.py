@@ -26,7 +26,7 @@ def small_affine() -> Callable[[Any], Any]:
 
 
 def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], Any]:
-    """Return a transform that applies one of grayscale, solarization and Gaussian blur, with equal probability.
+    """Return a transform that applies either grayscale, solarization or Gaussian blur, with equal probability.
 
     This is 3-Augment of DeiT III, https://arxiv.org/abs/2204.07118.
 
@@ -68,7 +68,7 @@ def image_classification_augmentation(
             "none".
         random_erasing: Probability of graying out a random rectangle, in [0, 1] (https://arxiv.org/abs/1708.04896).
         crop_padding: Pixels of reflection padding, added after resizing and before a random crop of `size`. With
-            `min_crop_scale=1`, this is the simple random crop of DeiT III, but DeiT III keeps the aspect ratio.
+            `min_crop_scale=1`, this is the simple random crop of DeiT III, except that the aspect ratio may change.
         randaugment_num_ops: Number of operations of "randaugment".
         randaugment_magnitude: Strength of each operation of "randaugment", from 0 to 30.
         color_jitter: Maximum change of brightness, contrast and saturation, applied after `auto_augment`, in [0, 1].
@@ -152,7 +152,7 @@ def _auto_augment(
     if name != "randaugment":
         return [small_affine() if name == "affine" else three_augment(size, num_channels)]
     if num_ops < 1:
-        raise ValueError(f"randaugment_num_ops={num_ops} must be at least 1. To disable it, set auto_augment to none.")
+        raise ValueError(f"randaugment_num_ops={num_ops} must be at least 1. Or set auto_augment to none.")
     if not 0 <= magnitude <= LARGEST_MAGNITUDE:
         raise ValueError(f"randaugment_magnitude={magnitude} must lie between 0 and {LARGEST_MAGNITUDE}.")
     return [v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)]

@@ -78,7 +78,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Return the transformed example at an index. A pair (index, n) selects its n-th random augmentation."""
+        """Return the transformed example at an index, or for a pair (index, n), its n-th random augmentation."""
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
@@ -152,14 +152,14 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 place += 1
             if number < 0 and readers > 1:
                 raise ValueError(
-                    f"The stream has no image for one of {readers} workers ({self.num_processes} processes with "
-                    f"{workers} workers each). Reduce --dataloader_num_workers."
+                    f"The stream has too few images: one of {readers} workers ({self.num_processes} processes with "
+                    f"{workers} workers each) gets none. Reduce --dataloader_num_workers."
                 )
             if number < 0:
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yield the readable examples of an epoch. `None` replaces the first `num_done` unless images are skipped."""
+        """Yield the readable examples of an epoch. The first `num_done` are `None` unless `skip_unreadable` is set."""
         for row in self._rows(epoch, reader, readers):
             # If `skip_unreadable` is set, images must be read to find out which ones are skipped.
             if num_done > 0 and not self.skip_unreadable:
@@ -209,8 +209,8 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
     def __post_init__(self) -> None:
         if self.step_size % self.repeats:
             raise ValueError(
-                f"repeated_augmentations={self.repeats} does not divide the {self.step_size} images of a step. Set "
-                f"--per_device_train_batch_size to a multiple of {self.repeats}."
+                f"The {self.step_size} images of an optimizer step are not a multiple of repeated_augmentations="
+                f"{self.repeats}. Set --per_device_train_batch_size to a multiple of {self.repeats}."
             )
 
     def __len__(self) -> int:

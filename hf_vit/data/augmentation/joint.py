@@ -281,7 +281,7 @@ class KeypointAugmentation(_Augmentation):
         super().__post_init__()
         check_rotation(self.max_rotation)
         if not self.box_padding > 0:
-            raise ValueError(f"box_padding={self.box_padding} must be positive; 1 crops exactly at the box.")
+            raise ValueError(f"box_padding={self.box_padding} must be positive; 1 crops exactly to the box.")
         if not 0 <= self.max_shift < 1:
             raise ValueError(f"max_shift={self.max_shift} must lie in [0, 1), as a fraction of the crop size.")
 

@@ -20,7 +20,7 @@ GRAY = 128  # a pixel value that is near zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:
-    """Read an image of any mode as (C, H, W) uint8. Unlike torchvision, do not clip floats above 1 to white."""
+    """Read an image of any mode as (C, H, W) uint8. Unlike in torchvision, floats above 1 do not become white."""
     pixels = read_image(image, num_channels=num_channels)
     return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
 
@@ -156,7 +156,7 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3). Set those unlabeled or outside the crop to 0."""
+    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3). Unlabeled and outside keypoints become 0."""
     return zero_keypoints_outside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 

@@ -192,7 +192,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
 
 
 def _text_of(image: Path) -> Path:
-    """Return the text file of an image: next to it, or with `labels/` instead of the last `images/` in the path."""
+    """Return the path of an image's text file, in which `labels/` replaces the last `images/`, if any."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() == IMAGES:
@@ -247,7 +247,7 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
 
 
 def _year(path: Path) -> Path:
-    """Return the only year folder, such as VOC2012, in the path or its `VOCdevkit/`, or the path if there is none."""
+    """Return the year folder, such as VOC2012, in the path or its `VOCdevkit/`. Without any, return the path."""
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
         raise ValueError(

@@ -57,7 +57,7 @@ class ClassList:
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
             found = f"but {joined(twice)} occurs twice" if twice else "but one is empty"
-            raise ValueError(f"Class names must not be empty or occur more than once, {found}. Rename it.")
+            raise ValueError(f"Class names must not be empty or occur more than once, {found}. Rename this class.")
         if self.binary_masks and (len(self.names) != 2 or self.reduce_labels or self.colors):
             raise ValueError(
                 "binary_masks is for masks of 0 and 255 with two classes, without a palette and without "
@@ -107,8 +107,8 @@ def choose_classes(
         names, palette = names or found, palette or colors
     if not names:
         raise ValueError(
-            f"The names of the classes are unknown. Give them as class_names, or in a file {' or '.join(NAME_FILES)} "
-            "next to the splits, or give another file as classes_file."
+            f"The names of the classes are unknown. Give them as class_names, in a file {' or '.join(NAME_FILES)} "
+            "next to the folders of the splits, or in another file given as classes_file."
         )
     return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels, binary_masks)
 
@@ -153,7 +153,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
 
 
 def read_class_names(folders: Sequence[Path]) -> list[str]:
-    """Return the class names in the first classes.txt or id2label.json in the folders; empty if there is no file."""
+    """Return the class names in the first classes.txt or id2label.json found in the folders; empty if none exists."""
     files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
     return read_class_file(files[0])[0] if files else []
 

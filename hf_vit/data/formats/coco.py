@@ -99,8 +99,8 @@ class CocoFile:
         name, known = ("images", self.images) if key == "image_id" else ("categories", self.categories)
         if unknown := sorted({entry[key] for entry in entries} - {entry["id"] for entry in known}):
             raise ValueError(
-                f"{self.path} has annotations of {name} that the file does not define: {joined(unknown)}. Add "
-                "definitions, or remove the annotations."
+                f"{self.path} has annotations of {name} that the file does not define: {joined(unknown)}. Define "
+                "them, or remove their annotations."
             )
 
     def describe(self, place: int) -> str:
@@ -115,13 +115,13 @@ class CocoFile:
         return self.paths_in(self.images, folders)
 
     def paths_in(self, entries: list[Entry], folders: list[Path]) -> list[str]:
-        """Return the file paths of entries in the first folder that contains any of these files."""
+        """Return the paths of the files named in entries, in the first folder that contains any of them."""
         names = [entry["file_name"] for entry in entries]
         folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
         if folder is None:
             raise ValueError(
-                f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}\nMove the file to one of "
-                "them."
+                f"{names[0]}, listed in {self.path}, is in none of the folders:{in_lines(folders)}\nMove the file to "
+                "one of them."
             )
         # Absolute paths stay valid if the working directory changes.
         paths = [str(folder.absolute() / name) for name in names]

@@ -102,7 +102,7 @@ class SourceOptions:
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column of a usual name ({', '.join(names)}), only {joined}. Set {option} to one of "
+                f"{where} has no column with a usual name ({', '.join(names)}), only {joined}. Set {option} to one of "
                 "these columns."
             )
         if len(found) > 1:

@@ -92,7 +92,7 @@ def raise_faults(
     limit: int = MAX_NAMED,
     error: type[Exception] = ValueError,
 ) -> None:
-    """Raise an error if there are faults. Its message has their number, `finding`, the first `limit`, and `advice`."""
+    """Raise an error if there are faults. The message has their number, `finding`, the first `limit`, and `advice`."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
@@ -196,7 +196,7 @@ def _check_shards(files: Iterable[str]) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Return whether a file or folder is hidden or created by an operating system or network storage, by its name."""
+    """Return whether a name is that of a hidden or system file or folder, such as ".git" or "Thumbs.db"."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 

@@ -53,7 +53,7 @@ def load_image_folder(folder: Path) -> DatasetDict:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Return whether a folder can be read by `load_image_folder`: it has two subfolders, or one named like a split."""
+    """Return whether `load_image_folder` can read a folder: it has several subfolders, or one named like a split."""
     inside = subfolders(folder)
     return len(inside) > 1 or any(split_from_alias(sub.name) for sub in inside)
 

@@ -110,7 +110,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _mirrored(name: str) -> tuple[str, ...]:
-    """Return the words of the keypoint on the other side; empty if the name contains neither left nor right."""
+    """Return the words of a keypoint name with left and right swapped; empty if the name contains neither."""
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:

@@ -32,7 +32,7 @@ SPECIAL_CELLS = dict.fromkeys(("", "nan", "na", "none", "null"), math.nan) | {"t
 
 
 def problem_type_of(rows: Dataset) -> ProblemType:
-    """Return the problem type of the labels of rows, according to their columns."""
+    """Return the problem type of a dataset, which determines the name of its label column."""
     return MULTI if FLAGS in rows.column_names else REGRESSION if VALUES in rows.column_names else SINGLE
 
 
@@ -81,9 +81,9 @@ def find_columns(columns: Columns, given: str | None) -> list[str]:
 
 
 def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFrame:
-    """Return the cells of columns. Class numbers are replaced by names, and invalid numbers such as -1 by `None`."""
+    """Return the values of columns, with class numbers replaced by names, and invalid numbers such as -1 by `None`."""
     if lacking := [name for name in names if name not in columns]:
-        raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, but another split has. Add the column.")
+        raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, but another split has it. Add it.")
     found = pd.DataFrame({name: columns[name][0][:] for name in names}, dtype=object)
     for name in names:
         if known := dict(enumerate(class_names_of(columns[name][1]))):
@@ -111,7 +111,7 @@ def label_values(
     separator: str | None = None,
     class_names: Sequence[str] = (),
 ) -> DatasetDict | None:
-    """Add multi-label (`FLAGS`) or regression targets (`VALUES`) to images; return `None` if each image has one label.
+    """Add multi-label (`FLAGS`) or regression targets (`VALUES`) to images; return `None` if the task is single-label.
 
     Args:
         images: Images by split.
@@ -147,8 +147,8 @@ def label_values(
         split, row = wrong[name].idxmax()
         raise ValueError(
             f"{wrong.loc[split][name].sum()} of {len(images[split])} labels of the split {split!r} in the column "
-            f"{name!r} are not {NEEDED[kind]}; the first is {cells[name][split, row]!r} in row {row + 1}. Empty cells "
-            "are missing labels."
+            f"{name!r} are not {NEEDED[kind]}; the first is {cells[name][split, row]!r} in row {row + 1}. Correct "
+            "them. If a label is missing, leave its cell empty."
         )
     found = DatasetDict()
     for split, rows in images.items():

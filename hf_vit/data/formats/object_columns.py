@@ -216,7 +216,7 @@ def _labels(
             "splits."
         )
     if missing := [split for split, found in values.items() if None in found]:
-        raise ValueError(f"Some objects of {joined(missing)} have no class. Add the classes, or remove these objects.")
+        raise ValueError(f"Some objects in {joined(missing)} have no class. Add their classes, or remove the objects.")
     if kind in (Value("string"), Value("large_string")):
         return number_class_names(values, class_names)
     if isinstance(kind, ClassLabel):

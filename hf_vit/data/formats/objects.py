@@ -308,7 +308,7 @@ def _has_area(boxes: np.ndarray) -> np.ndarray:
 
 
 def _without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
-    """Remove duplicate boxes, which have equal image, class and coordinates. Also return notes for the model card."""
+    """Remove boxes with the same image, class and coordinates as another. Also return notes for the model card."""
     rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
     kept = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
     count = len(table) - len(kept)

@@ -65,8 +65,8 @@ def flipped_axes(turns: np.ndarray | int) -> np.ndarray:
 def orient_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: int = 0) -> np.ndarray:
     """Apply EXIF orientations (N,) to points (N, K, 2) in images of width and height `sizes` (N, 2).
 
-    Coordinates of a reversed axis become `length - last - x`. Use `last=1` if integer coordinates are pixel centers,
-    and `last=0` if they are pixel edges.
+    On a reversed axis, x becomes `size - last - x`. Use `last=1` if integer coordinates are pixel centers, and
+    `last=0` if they are pixel edges.
     """
     points = np.where(turns[:, None, None] > 4, points[..., ::-1], points)
     return np.where(

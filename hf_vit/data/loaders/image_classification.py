@@ -1,4 +1,4 @@
-"""Load or stream datasets for image classification from local files or the Hub, and the digits of scikit-learn."""
+"""Load or stream datasets for image classification from local files or the Hub, and scikit-learn's digits dataset."""
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,8 +96,8 @@ def load_image_classification(
     - a parquet file, or a folder of them, also in `data/`; the name of a file, such as `train-00000-of-00001.parquet`,
       or of its folder contains the split;
     - a folder written by `Dataset.save_to_disk`;
-    - a tar file in WebDataset format, or a folder of them without images, with `.cls`, `.json` or `.txt` next to each
-      image; the class names of `.cls` numbers come from a `classes.txt` or `id2label.json` in the folder;
+    - a tar file in WebDataset format with `.cls`, `.json` or `.txt` next to each image, or a folder of such files and
+      no images; the class names of `.cls` numbers come from a `classes.txt` or `id2label.json` in the folder;
     - a table (.csv, .tsv, .jsonl) of labels and of image paths relative to the table, or a folder with `train.csv`,
       ..., or with `metadata.csv` at its top level or in `train/`, `test/`, ...; an optional column `split` gives the
       split;
@@ -151,7 +151,7 @@ def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[Dataset
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
-    """Load images with optional labels, from formats with columns or from the formats `others`, see `load_splits`."""
+    """Load images with optional labels from any format. `take`, `others` and `problem` are as in `load_splits`."""
     return load_splits(options, take, others, problem, _formats(options))
 
 

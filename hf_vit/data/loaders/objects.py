@@ -94,7 +94,7 @@ def load_object_detection(
         tables, classes = found
     else:
         raise ValueError(
-            f"{source} contains no boxes of a known format: COCO (annotations/instances_train2017.json, or "
+            f"{source} contains no boxes in a known format: COCO (annotations/instances_train2017.json, or "
             "train/annotations.json), YOLO (data.yaml, or images/ and labels/), VOC (Annotations/ and JPEGImages/), "
             "or parquet files with a column objects. Extract archives first."
         )
@@ -122,7 +122,8 @@ def load_keypoint_detection(
     - a table (.csv, .tsv, .jsonl), see `load_landmarks`, or a folder with `train.csv`, ..., or with a single table;
     - if the path does not exist, the name of a dataset on the Hub, with columns as in parquet files.
 
-    Coordinates are in pixels. Integers are pixel centers, and -1, -1 means not labeled. Default box: the whole image.
+    Coordinates are in pixels. Integer coordinates are pixel centers, and a keypoint at (-1, -1) is not labeled. The
+    default box is the whole image.
 
     Args:
         source: Path, or name of a dataset on the Hub.
@@ -150,7 +151,7 @@ def load_keypoint_detection(
         tables, known = found
     else:
         raise ValueError(
-            f"{source} contains no keypoints of a known format: COCO (annotations/person_keypoints_train2017.json, or "
+            f"{source} contains no keypoints in a known format: COCO (annotations/person_keypoints_train2017.json, or "
             "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ... Extract archives first."
         )
     table, notes = clean_keypoints(join_tables(tables))

@@ -40,7 +40,7 @@ def load_unlabeled_images(
 ) -> DatasetDict:
     """Load the images of one or more datasets as a single dataset.
 
-    A source is any source of `load_image_classification`, with or without labels, or a folder with images at any
+    A source has any format of `load_image_classification`, with or without labels, or is a folder with images at any
     depth. Its subfolders `train/`, `validation/`, `test/`, or their usual aliases are the splits; if there is no
     `train/`, all images are "train". Folders of targets (`masks/`, `depths/`, ...) next to a folder of images
     (`images/`, ...) are ignored.
@@ -177,8 +177,8 @@ def stream_images(
 
     Returns:
         The available splits among "train", "validation" and "test", with the columns `image` (encoded) and `file`. A
-        single source with labels also has the column `class_number`. It contains text, because numbering the classes
-        would require reading the whole stream; see `first_images`.
+        single source with labels also has the column `class_number`. This column contains class names as text,
+        because numbering the classes would require reading the whole stream; see `first_images`.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.

@@ -56,7 +56,7 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full model state by name, with averaged weights. All processes must iterate together."""
+        """Yield names and tensors of the model state, with averaged weights. All processes must iterate together."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
@@ -90,7 +90,7 @@ class WeightAverage:
         """Copy values, given in the order of the weights, into the weights of the model."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # otherwise, the module would keep using the weights that it gathered earlier
+                module.reshard()  # discard gathered weights, so that the module uses the new ones
         for weight, value in zip(self.averages, values, strict=True):
             own_part(weight).copy_(value)
 

@@ -125,13 +125,13 @@ class SafeStop(TrainerCallback):
                     args.save_strategy = self._save_strategy
 
     def add_loss(self, loss: Tensor) -> None:
-        """Add the loss of a batch, which is checked after the step."""
+        """Add the loss of a batch to the loss of the step, which is checked after the step."""
         self._loss = loss if self._loss is None else self._loss + loss
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Processes exchange two numbers in every step: a received signal, and this step if its loss is not finite.
+        # In every step, processes exchange the number of a received signal and the step number of a non-finite loss.
         numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
         numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None
@@ -211,6 +211,6 @@ def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the current learning rate, before it is multiplied by the factor of each layer."""
+    """Return the current learning rate, without the factors of layers."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))

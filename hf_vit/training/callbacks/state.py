@@ -44,7 +44,7 @@ class LoadStates(TrainerCallback):
     """Load callback states: from the resumed checkpoint when training starts, from the best checkpoint when it ends.
 
     The best checkpoint is searched in the parent folder of the resumed checkpoint, because folders may have moved. If
-    it is missing, a warning is logged, and the best of the checkpoints from the remaining steps is loaded. Without
+    it is missing, a warning is logged, and the best of the remaining checkpoints is loaded. Without
     this callback, transformers would keep the last weights, or load weights from a damaged file.
     """
 
@@ -150,7 +150,7 @@ class TrainingClock(TrainerCallback, ExportableState):
 
 
 class StepReport(TrainerCallback):
-    """Report the number of training steps before the first step. The progress bar shows the remaining time.
+    """Print the total number of training steps before training. The progress bar shows the remaining time.
 
     Args:
         report: Function that prints a line of text.

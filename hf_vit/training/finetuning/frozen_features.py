@@ -271,7 +271,7 @@ class FrozenFeatures:
         """Return the features of a batch that the loss depends on, and the part that computes them."""
         trainer, model = self.trainer, self.trainer.model
         part = FrozenPart.of(trainer.plain_model, trainer.frozen)
-        assert part is not None  # `check_cache` raises an error if there is no part
+        assert part is not None  # `check_cache` raises an error if there is no frozen part
         device = trainer.plain_model.device
         batch = send_to_device(batch, device)
         model.train()
@@ -289,7 +289,7 @@ class FrozenFeatures:
         if self.size > limit * 10**9:
             raise ValueError(
                 f"The features of {len(self.source):,} images in {views} views take {format_bytes(self.size)}, more "
-                f"than cache_gigabytes={limit:g}. Increase it, or reduce --cached_views or --image_size, set "
+                f"than cache_gigabytes={limit:g}. Increase this limit, reduce --cached_views or --image_size, set "
                 "--cache_dtype float16, or set --cached_views 0 to train without stored features."
             )
 

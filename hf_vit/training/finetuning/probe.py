@@ -15,9 +15,9 @@ from ..arguments import ClassificationArguments
 
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
-SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
+SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors that scale scores to logits
 MOST_IMAGES = 20_000  # maximum number of images for a probe; more images hardly improve a linear classifier
-LEAST_COMPARED = 400  # minimum number of training images from which 10% are held out to compare probe and model
+LEAST_COMPARED = 400  # with at least this many training images, 10% are held out to compare probe and model
 
 
 class Probe(NamedTuple):
@@ -38,7 +38,7 @@ class Probe(NamedTuple):
 
 
 def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Make a new classifier on a saved model use the CLS token and the mean of the patch tokens as features."""
+    """Configure a new classifier of a saved model to use the CLS token and the mean patch token as features."""
     config = model.config
     is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
     if is_plain and "pooling" not in args.overrides():

@@ -214,7 +214,7 @@ def pixel_decoder(field: str, part: int) -> Callable[[int], Options]:
 
 
 def text_tower(width: int) -> Options:
-    """Return the options of a text tower with the width of the model."""
+    """Return the options of a text tower that is as wide as the model."""
     return {"text_config": small_tower(width), "contrastive_config": {"projection_dim": width}}
 
 

@@ -252,7 +252,7 @@ def _check_card(card: Path) -> None:
     if not metadata:
         raise ValueError(
             f"{card} has no metadata, from which the Hub reads license and task. Add at least `license: …` and "
-            "`pipeline_tag: …` between two lines --- at its top, or write it with hf_vit.training.write_model_card."
+            "`pipeline_tag: …` between two lines --- at its top, or use hf_vit.training.write_model_card."
         )
 
 

@@ -226,7 +226,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     """
     for name, scores in info.baselines.items():
         if missing := sorted(set(info.metrics) - set(scores)):
-            raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
+            raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Add these scores.")
     # The Hub ranks models by these scores. Omit scores on images used for training or for choosing the best step.
     is_comparable = info.data.split != "train" and not info.is_chosen_on_evaluated
     results = [

@@ -129,7 +129,7 @@ class Task(ABC):
     parts: ClassVar[str] = "in {} classes"  # phrase for the classes in the model card, with their number as {}
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # optional dependencies of hf_vit that the task requires
     data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training recipe
-    report_passes: ClassVar[float] = 1.5  # passes over the evaluated images in the final report, with baseline
+    report_passes: ClassVar[float] = 1.5  # passes over the evaluated images for the report, including the baseline
     least_held_from: ClassVar[int] = 1  # minimum number of training images required to hold out some of them
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # values that replace defaults in `HfViTTrainingArguments`

@@ -84,7 +84,7 @@ class ClassificationEvaluator(BaseEvaluator):
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Return the label and the most likely class with its probability; `ValueError` for non-finite logits."""
+        """Return the label and the most likely class with its probability; raise `ValueError` for infinite logits."""
         check_finite(prediction)
         logits = prediction.double().numpy()
         names, number = self.metric.names, int(logits.argmax())
@@ -398,7 +398,7 @@ def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) 
 
 
 def choose_share(losses: Mapping[float, np.ndarray]) -> float:
-    """Return `USUAL_SHARE`, or the share with the lowest mean loss if that is lower by more than a standard error.
+    """Return the share with the lowest mean loss if it is better by over a standard error, else `USUAL_SHARE`.
 
     Args:
         losses: Maps a share to the loss of each image, (M,).
@@ -413,7 +413,7 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
     """Scale a new linear layer, so that its outputs have the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
-    if classifier.bias.any():  # trained classifier; a new one has zero biases
+    if classifier.bias.any():  # the classifier is trained: a new one has zero biases
         return
     means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
     classifier.bias.copy_(torch.tensor(means.tolist()))

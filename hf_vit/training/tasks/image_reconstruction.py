@@ -105,7 +105,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return "PSNR and SSIM of whole images at the size of the model input; loss as in training, without noise"
 
     def reconstruct(self, model: HfViTForImageReconstruction, images: Tensor) -> tuple[Tensor, Any]:
-        """Return reconstructions (B, C, H, W), of the baseline if it is set, and the distribution of the latents."""
+        """Return reconstructions (B, C, H, W) by the model or a given baseline, and the latent distribution."""
         latent_dist = model.encode(images).latent_dist
         if self.linear is None:
             return model.decode(latent_dist.mode()).sample, latent_dist
@@ -142,7 +142,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return [*halves, model.decode(drawn).sample]
 
     def draw(self, images: Images, predictions: list[ReconstructedImage], targets: Sequence[Any], file: File) -> None:
-        """Draw each image, its reconstruction, the decoded mean of its latents and the next image's, and a sample."""
+        """Draw each image, its reconstruction, the decoded mean of its and the next image's latents, and a sample."""
         rows = [prediction.pictures for prediction in predictions[:MAX_ROWS]]
         titles = ["image", "reconstruction", "half way to the next", "sample"][: len(rows[0])]
         draw_views(rows, *pixel_levels(self.processor), file, titles)
@@ -211,7 +211,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
 
     @torch.no_grad()
     def start_weights(self, model: PreTrainedModel, processor: Any) -> None:
-        """Initialize a new head from training images: the linear shortcut of "kl", the statistics of "rae"."""
+        """Initialize the linear shortcut ("kl" latents) or statistics ("rae") of a new head from training images."""
         super().start_weights(model, processor)
         assert isinstance(model, HfViTForImageReconstruction)
         head = model.autoencoder
@@ -225,7 +225,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
             standardize(model.eval(), self.plain_batches(model, processor, NUM_IMAGES))
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer. If the distance of features has a weight, a frozen encoder is loaded for it."""
+        """Return the trainer. If the loss compares features, a frozen encoder is loaded to compute them."""
         if model.options.feature_weight:
             name = self.options.feature_model or self.options.model_name_or_path
             encoder = HfViTModel.from_pretrained(name, image_size=model.config.image_size).eval().requires_grad_(False)

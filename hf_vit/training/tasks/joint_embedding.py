@@ -42,7 +42,7 @@ from ..trainer import HfViTTrainer
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
 
 
-SLICES_AT_ONCE = 8  # number of slices processed at a time in evaluation, with all images as one batch
+SLICES_AT_ONCE = 8  # number of random directions (slices) for which the loss is evaluated at a time
 TEACHER_DECAY = 0.996  # default EMA decay of the teacher
 # Masks and temperature of a teacher as in DINOv2 (https://github.com/facebookresearch/dinov2)
 MASKED_VIEWS, MASKED_SHARES, LEAST_BLOCK = 0.5, (0.1, 0.5), 4

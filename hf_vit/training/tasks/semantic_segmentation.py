@@ -340,7 +340,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return lines
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
-        """Return the evaluator; raise `ValueError` for invalid windows or a different ignored label."""
+        """Return the evaluator; raise `ValueError` if windows are invalid or the model ignores another label."""
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
                 f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL}, the label "
