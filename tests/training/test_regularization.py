@@ -301,7 +301,7 @@ def test_command_accepts_all_regularization_and_defaults_disable_it(
 
 
 def test_only_augmented_images_with_numbers_and_without_texts_can_be_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="3 images of an optimizer step are not a multiple of repeated_augmentations=2"):
+    with pytest.raises(ValueError, match="3 images of an optimizer step are not a multiple of repeated_aug"):
         regularized_trainer(tmp_path, 3).get_train_dataloader()
     trainer = regularized_trainer(tmp_path, 8)
     with pytest.raises(ValueError, match=r"repeated_augmentations=2 requires an AugmentedDataset .* not list"):
