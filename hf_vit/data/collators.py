@@ -23,7 +23,7 @@ from .targets import target_of, without_crowds
 
 
 NO_RESIZE = {"do_resize": False, "do_center_crop": False}
-# For each kind of target: the arguments of the image processor, and the keys of an example that are passed to them.
+# Arguments of the image processor for each kind of target, and the keys of an example that contain their values.
 PROCESSOR_ARGUMENTS = {
     "segmentation_map": {"segmentation_maps": "segmentation_map"},
     "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
@@ -281,7 +281,7 @@ class CaptionCollator:
         texts = [f"{text}{end}" for own in captions for text in own + [""] * (most - len(own))]
         tokens = self.processor(text=texts, return_tensors="pt", padding_side="right")
         shown = tokens["attention_mask"].bool() & torch.tensor([text != end for text in texts])[:, None]
-        shown[:, 0] = False  # the first token is never predicted, so it has no label
+        shown[:, 0] = False  # the model never predicts the first token, so this token has no label
         batch |= {"input_ids": tokens["input_ids"], "labels": tokens["input_ids"].masked_fill(~shown, IGNORED_TOKEN)}
         return _with_targets(batch, examples, self.keeps_targets)
 

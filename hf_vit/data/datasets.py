@@ -23,7 +23,7 @@ from .targets import encoded_bytes, target_of
 
 
 READ_AHEAD = 16  # Number of targets held in memory at the same time.
-# Keys of targets with one value per pixel.
+# Keys of an example that contain targets with one value per pixel.
 PIXELWISE = ("segmentation_map", "masks", "depth_map")
 # Do not change this seed: validation scores are comparable only if the same images are held out every time.
 SPLIT_SEED = 0
@@ -220,7 +220,7 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
             "Each class needs at least 2 images, one to train on and one to hold out. These classes have only 1: "
             f"{', '.join(few)}. Add images of these classes, or remove them."
         )
-    num_held_out = math.ceil(train_val_split * len(train))  # the same rounding as in `train_test_split`
+    num_held_out = math.ceil(train_val_split * len(train))  # rounded up, as in `train_test_split`
     if min(num_held_out, len(train) - num_held_out) < len(counts):
         raise ValueError(
             f"train_val_split={train_val_split} holds out {num_held_out} of {len(train)} images, but training and "

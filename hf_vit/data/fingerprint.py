@@ -80,7 +80,7 @@ def _sizes(paths: Sequence[str | None]) -> list[int | None]:
 def _size(path: str | None) -> int | None:
     try:
         return os.stat(path).st_size if path else None
-    except OSError:  # the path is only a name stored with the image bytes, or a file on the Hub
+    except OSError:  # the path may be only a name stored with the image bytes, or a file on the Hub
         return None
 
 

@@ -32,7 +32,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     # Files on the Hub may need an access token, which `xopen` sends.
     if path.startswith(("http://", "https://")) and not path.startswith(constants.ENDPOINT):
         return download(path)
-    if "://" in path:  # a remote file of a stream
+    if "://" in path:  # the path of a remote file in a stream
         with xopen(path, "rb") as stream:
             return bytes(stream.read())
     return Path(path).read_bytes()
@@ -283,7 +283,7 @@ def _draw(segmentation: Any, size: tuple[int, int], name: str) -> np.ndarray:
         else:
             runs = segmentation
         return mask.decode(runs).astype(bool)
-    except (RuntimeError, ValueError) as error:  # if the run lengths do not add up to the mask size
+    except (RuntimeError, ValueError) as error:  # raised if the run lengths do not add up to the mask size
         raise ValueError(f"{name} has a damaged mask: {error}") from error
 
 

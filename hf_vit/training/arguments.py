@@ -31,7 +31,7 @@ from ..options.resolve import Options, values_of
 
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
-CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # values of p; class weight = frequency ** -p
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # values of p in class weight = frequency ** -p
 class_weights_option = partial(
     regularization_option,
     None,
@@ -77,7 +77,7 @@ class SourceArguments(Options):
 class TaskArguments(SourceArguments):
     """Options that all tasks share: the model, and the images for training or evaluation."""
 
-    task_config: ClassVar[str] = ""  # field of HfViTConfig with the head options
+    task_config: ClassVar[str] = ""  # field of HfViTConfig that contains the head options
     task_options: ClassVar[tuple[str, ...]] = ()  # head options that are fields of this class
 
     skip_unreadable: bool = data_option(

@@ -28,7 +28,7 @@ from transformers.utils import (
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-CONDITIONS = "conditions.json"  # file with the options and data of the run; written before all other files
+CONDITIONS = "conditions.json"  # file with the training options and data of the run, written before all other files
 CHECKSUMS = "SHA256SUMS"
 THREADS = 4  # number of threads that read files in parallel
 
@@ -163,11 +163,11 @@ def find_incomplete(checkpoint: Path) -> str | None:
     try:
         names = read_checksums(checkpoint)
     except FileNotFoundError:
-        return f"it has no {CHECKSUMS}"  # the checksums are written last
+        return f"it has no {CHECKSUMS}"  # the checkpoint is incomplete: checksums are written last
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # exact file names vary: FSDP uses different names
+    if not any(name.startswith("optimizer") for name in names):  # by pattern: FSDP uses different file names
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
@@ -260,7 +260,7 @@ def _checksum(file: Path) -> str | None:
 
 
 def _flushed_checksum(file: Path) -> str:
-    with file.open("rb+") as stream:  # fsync needs write access on some systems
+    with file.open("rb+") as stream:  # opened for writing, because fsync requires write access on some systems
         os.fsync(stream.fileno())
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -281,7 +281,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 def flush_folder(folder: Path) -> None:
     """Flush the directory entries of a folder to disk, if the operating system supports it."""
-    if os.name == "posix":  # Windows cannot open folders
+    if os.name == "posix":  # folders cannot be opened on Windows
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

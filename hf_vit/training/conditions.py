@@ -17,7 +17,7 @@ from .tasks.base import Task
 
 logger = logging.get_logger(__name__)
 MAX_VALUE_LENGTH = 60  # maximum number of characters of a value in a message
-TRAINED_ON = ("train", "validation")  # splits that affect the model; "validation" is used to choose the best step
+TRAINED_ON = ("train", "validation")  # splits that affect the model ("validation" is used to choose the best step)
 
 
 def describe_arguments(task: Task) -> dict[str, Any]:

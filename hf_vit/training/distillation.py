@@ -110,7 +110,7 @@ class Distillation(StatefulCallback, ABC):
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
-        # Number of images in all batches of a step; set if the loss of a step is the sum of its batch losses.
+        # Number of images in all batches of a step. Set if the loss of a step is the sum of the losses of its batches.
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
@@ -294,7 +294,7 @@ class FeatureDistillation(Distillation):
             self._encoded = None
 
     def _keep(self, model: HfViTModel, _: tuple[Any, ...], outputs: ModelOutput) -> None:
-        if model.training:  # tokens are unused in evaluation, and would occupy memory
+        if model.training:  # in evaluation, tokens are unused and would occupy memory
             self._encoded = outputs.last_hidden_state
 
     def losses(

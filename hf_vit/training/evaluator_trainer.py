@@ -94,7 +94,7 @@ class EvaluatorTrainer(HfViTTrainer):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
-        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # evaluation of validation images
+        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # the evaluated images are validation images
             self._found[is_average] = found = self.evaluator.metric.best_threshold()
             self._found_at_step = self.state.global_step
             self.evaluator.threshold = None if found is None else found.value

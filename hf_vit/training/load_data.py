@@ -109,7 +109,7 @@ def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) ->
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # a saved model does not store the share of held-out images
+    if args.train_val_split is None:  # use the default, because a saved model does not store this fraction
         args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -145,7 +145,7 @@ def evaluation_images(
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
     images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
-        assert args.train_val_split is not None  # set by `choose_split`
+        assert args.train_val_split is not None  # the fraction was set by `choose_split`
         if was_streamed:
             images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:

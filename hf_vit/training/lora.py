@@ -76,7 +76,7 @@ def prepare_adapter(model: Any, args: Any) -> Any:
     if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
-        model._hf_peft_config_loaded = True  # makes `model.save_pretrained` save the adapter
+        model._hf_peft_config_loaded = True  # this flag makes `model.save_pretrained` save the adapter
     return model
 
 

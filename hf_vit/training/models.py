@@ -112,7 +112,7 @@ def plan_config(args: TaskArguments) -> dict[str, Any]:
     overrides = args.overrides()
     given = {
         name: value for name, value in overrides.items() if name != "text_config"
-    }  # text_config is not known yet: it depends on the tokenizer
+    }  # text_config depends on the tokenizer, which is loaded later
     try:
         if args.model_name_or_path is None:
             fields: dict[str, Any] = HfViTConfig.from_preset(args.preset or "small", **given).to_dict()
@@ -132,7 +132,7 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        known -= {"use_distillation_token"}  # this field may differ, because distillation may have added the token
+        known -= {"use_distillation_token"}  # may differ, because distillation may have added a distillation token
     fields = {name: planned[name] for name in known & planned.keys()}
     compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
@@ -336,7 +336,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
-        "keep_aspect_ratio": False,  # an option of DPT processors; if true, it requires height and width
+        "keep_aspect_ratio": False,  # option of DPT image processors that would require height and width if true
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,
@@ -344,7 +344,7 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # scale of sliding windows, chosen after training
+        "window_scale": None,  # the scale of sliding windows is chosen after training
         **more,
     }
     return HfViTImageProcessor.from_dict(options)
@@ -406,7 +406,7 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
     if kept == 0:
         return  # keep the random weights if all patches are equal
-    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), largest variances only
+    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), keeps the largest variances
     draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), scaled to channels of variance 1
     kernels = rotation @ whitening  # (D, E)

@@ -23,7 +23,7 @@ from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 # tokens, positions), multiplied with activations (norms, LayerScale, temperatures), or looked up in a table (queries,
 # word embeddings).
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Newton-Schulz polynomial; it is steep at zero to converge fast
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Newton-Schulz polynomial, which is steep at zero to converge fast
 NUM_STEPS = 5
 MIN_NORM = 1e-7
 
@@ -274,7 +274,8 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float = 0.95, **adamw: Any) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "momentum": momentum, "num_matrices": 0})
-        self._adamw = torch.optim.AdamW(self._groups_of_adamw(), lr=lr, **adamw)  # adds missing options to the groups
+        # AdamW adds missing options to the groups.
+        self._adamw = torch.optim.AdamW(self._groups_of_adamw(), lr=lr, **adamw)
 
     def _groups_of_adamw(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if not group["num_matrices"]]

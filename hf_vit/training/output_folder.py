@@ -139,7 +139,7 @@ def lock(folder: Path) -> list[Path]:
                 raise ValueError(judged.reason) from None
             if file.read_text(encoding="utf-8") == content:
                 raise ValueError(f"This process already trains in {folder}. Choose another --output_dir.") from None
-            file.unlink(missing_ok=True)  # the process that created this lock file has ended
+            file.unlink(missing_ok=True)  # the process that created the existing lock file has ended
     raise ValueError(
         f"Another training run has just started in {folder}. Wait for it, or choose another --output_dir."
     )
@@ -148,7 +148,7 @@ def lock(folder: Path) -> list[Path]:
 def renew_lock(file: Path, ended: threading.Event) -> None:
     """Renew the time stamp of a lock file until the training run ends."""
     while not ended.wait(TOUCH_SECONDS):
-        with suppress(OSError):  # a network folder may be temporarily unavailable
+        with suppress(OSError):  # a folder on a network may be temporarily unavailable
             os.utime(file)
 
 
@@ -203,7 +203,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     if continues:
         found = {file for file in found if not is_training_file(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
-        found.discard(output_dir / RECIPE_NAME)  # a run that ended early may have left this file
+        found.discard(output_dir / RECIPE_NAME)  # a run that ended early may have left its recipe
     if not found:
         return
     names = ", ".join(sorted(file.relative_to(output_dir).as_posix() for file in found))

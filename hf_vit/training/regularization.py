@@ -257,7 +257,7 @@ class WeightedLoss:
             return mean_of(F.cross_entropy(logits, labels, weights, reduction="none"), num_items_in_batch)
         weights, targets = weights * ~labels.isnan(), labels.nan_to_num().to(logits.dtype)  # (B, K)
         losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
-        return mean_of(losses, num_items_in_batch)  # transformers counts all B·K labels as items
+        return mean_of(losses, num_items_in_batch)  # `num_items_in_batch` counts all B·K labels
 
 
 class PatchDropout:

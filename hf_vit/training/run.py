@@ -128,7 +128,7 @@ def prepare(
     """
     given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
     if given.get("dry_run"):
-        given["push_to_hub"] = False  # otherwise, the Trainer would create a repository before the first step
+        given["push_to_hub"] = False  # a dry run must not create a repository on the Hub
     task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
     stack.enter_context(lock_output_folder(task.args))
@@ -237,10 +237,10 @@ def finish(training: Training) -> None:
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
-    task.choose_inference(trainer)  # before saving, because it changes the saved model
+    task.choose_inference(trainer)  # choose before saving, because the choice changes the saved model
     if task.choice:
         report(task.choice)
-    trainer.save_model(_internal_call=True)  # upload later, so that a failed upload does not prevent the report
+    trainer.save_model(_internal_call=True)  # upload after the report, which a failed upload would prevent
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(

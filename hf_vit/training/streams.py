@@ -36,7 +36,7 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
     """
     check_steps(training_args)
-    if args.train_val_split is None:  # the splits of a stream are unknown until it is opened
+    if args.train_val_split is None:  # use the default, because the splits of a stream are unknown until it is opened
         args.train_val_split = HELD_OUT
     if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
         raise ValueError(
@@ -124,7 +124,7 @@ def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: 
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
-    apart = known[known >= num_scored]  # an evaluated image would be its own nearest neighbor
+    apart = known[known >= num_scored]  # skip evaluated images, which would be their own nearest neighbors
     if len(known) and not len(apart):
         logger.warning(
             "The nearest-neighbor accuracy is not computed, because all %d training images that were read are "
@@ -193,7 +193,7 @@ class StreamPosition(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
         """Set the start position of the stream; raise `ValueError` if the batch size or process count has changed."""
-        stream = train_dataloader.dataset  # the loader has not read any image at this point
+        stream = train_dataloader.dataset  # allowed, because the loader has not read any image at this point
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:

@@ -254,7 +254,7 @@ def needs_own_library(name: str) -> bool:
     try:
         file = find_file(name, CONFIG_NAME)
     except OSError:
-        return False  # The model does not exist: loading it raises the error.
+        return False  # loading reports that the model does not exist
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
     is_known = config.get("model_type") == HfViTConfig.model_type or find_family_by_config(config) is not None
@@ -299,7 +299,7 @@ def open_image_processor(
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
-    if model.config.model_type == "timm_wrapper":  # its default processor wraps timm transforms
+    if model.config.model_type == "timm_wrapper":  # the default processor of timm models wraps timm transforms
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
         with raising_remote_code_error(name, CONSENT):
@@ -320,7 +320,7 @@ def names_of(model: PreTrainedModel) -> list[str]:
 
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
     """Return the index of each of `names` among the classes of a teacher; raise `ValueError` if the sets differ."""
-    if list(known) == list(names):  # duplicate names are only allowed if both lists are equal
+    if list(known) == list(names):  # equal lists of names may contain duplicates
         return list(range(len(names)))
     if len(set(known)) < len(known) or set(known) != set(names):
         extra, lacking = (shorten(sorted(alone), 6) or "none" for alone in ({*known} - {*names}, {*names} - {*known}))

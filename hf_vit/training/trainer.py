@@ -56,7 +56,7 @@ from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_s
 
 
 logger = logging.get_logger(__name__)
-DRAFT = "Model save"  # commit message of `save_model`, if a final commit may follow
+DRAFT = "Model save"  # commit message of an upload by `save_model`, which a final commit may follow
 
 
 @contextmanager
@@ -146,7 +146,7 @@ class HfViTTrainer(Trainer):
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
-        if self.args.ddp_find_unused_parameters is None:  # searching for unused parameters slows down every step
+        if self.args.ddp_find_unused_parameters is None:  # the search for unused parameters slows down every step
             self.accelerator.ddp_handler.find_unused_parameters &= may_lack_gradients(self.model)
         self.peft_model: Any = None  # wrapper of an adapted model while transformers trains and evaluates it
         self.distillation = distillation
@@ -157,7 +157,7 @@ class HfViTTrainer(Trainer):
             self.label_smoother = None  # it expects class indices instead of smoothed labels
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
-        training_sampler(self.args, self.train_dataset)  # raises an error if options do not match the dataset
+        training_sampler(self.args, self.train_dataset)  # raises an error early if options do not match the dataset
         self.conditions: dict[str, Any] = {}  # saved in checkpoints; set by the module `run`
         self._hidden: dict[str, Any] = {}  # original values of arguments that are temporarily replaced
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
@@ -195,7 +195,7 @@ class HfViTTrainer(Trainer):
             self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
-        if self.pop_callback(ProgressCallback) is not None:  # not used in notebooks and with disable_tqdm
+        if self.pop_callback(ProgressCallback) is not None:  # missing in notebooks and with disable_tqdm
             self.add_callback(self.progress)
         for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
             self.add_callback(callback)
@@ -276,7 +276,7 @@ class HfViTTrainer(Trainer):
                 planned = self.args.max_steps
                 output = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
                 self._check_numbers()
-                if planned > 0:  # transformers computes rates from the planned number of steps
+                if planned > 0:  # transformers computes the throughput from the planned number of steps
                     output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
             self.progress.close()
@@ -301,9 +301,9 @@ class HfViTTrainer(Trainer):
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the numbers of epochs, steps and examples, without remaining epochs if a finished run is resumed."""
         num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
-        if self._resumed_step >= others[-1]:  # total number of steps
+        if self._resumed_step >= others[-1]:  # the run had reached its total number of steps
             num_epochs = self._resumed_step // steps_per_epoch
-        elif self.most_steps:  # the run ends after a number of steps, not of epochs
+        elif self.most_steps:  # the end of the run is defined in steps, not in epochs
             num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
         return num_epochs, steps_per_epoch, *others
 
@@ -329,7 +329,7 @@ class HfViTTrainer(Trainer):
     def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the sum of the loss divisors of all batches of a step on all processes."""
         total = torch.stack(counts).sum(dim=0)
-        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # float64 is missing on MPS
+        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # no float64 on MPS
         return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -405,7 +405,7 @@ class HfViTTrainer(Trainer):
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             for group in self.optimizer.param_groups:
-                group["warmup_steps"] = num_warmup_steps  # transformers would treat a share as a number of steps
+                group["warmup_steps"] = num_warmup_steps  # transformers would treat a fraction as a number of steps
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
             num_decay_steps = count_decay_steps(self.options.decay_steps, num_training_steps, num_warmup_steps)
@@ -517,8 +517,8 @@ class HfViTTrainer(Trainer):
             elif is_adapted(plain_model):
                 plain_model.config.architectures = [
                     type(plain_model).__name__
-                ]  # the configuration may name the class of another task
-                plain_model.config.save_pretrained(folder)  # peft does not save the configuration
+                ]  # the loaded configuration may name the class of another task
+                plain_model.config.save_pretrained(folder)  # save the configuration, which peft does not save
             (folder / TRAINING_ARGS_NAME).unlink()
             arguments = json.dumps(self.args.to_dict() | self._hidden, indent=2) + "\n"
             for place in [folder, *([] if self.average is None else [folder / AVERAGE_FOLDER])]:
@@ -555,7 +555,7 @@ class HfViTTrainer(Trainer):
             super()._save_checkpoint(*args, **kwargs)
         checkpoint = self.safe_stop.saving
         assert checkpoint is not None
-        if not self.args.push_to_hub:  # the upload has already completed the checkpoint
+        if not self.args.push_to_hub:  # otherwise, the upload has already written the checksums
             self._seal(checkpoint)
         if self.args.should_save:
             delete_older(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
@@ -605,7 +605,7 @@ class HfViTTrainer(Trainer):
             OSError: If the upload fails; the message explains how to repeat it.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:  # None unless push_to_hub is set in the arguments
+        if self.hub_model_id is None:  # no repository exists yet unless push_to_hub is set in the arguments
             self.args.hub_private_repo = private if private is not None else self.args.hub_private_repo
             self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)

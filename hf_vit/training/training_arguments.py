@@ -253,12 +253,12 @@ class HfViTTrainingArguments(TrainingArguments):
             has_gpu = torch.cuda.is_available() and not self.use_cpu
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
-            self.dataloader_persistent_workers = False  # torch requires workers for this option
+            self.dataloader_persistent_workers = False  # torch allows this option only with workers
         if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
-            self.optim_target_modules = self.optim_target_modules[0]  # a single value is a pattern, or "all-linear"
+            self.optim_target_modules = self.optim_target_modules[0]  # a single value may be a pattern or "all-linear"
         try:
             super().__post_init__()
-        except TypeError as error:  # raised for an unknown name in a mapping
+        except TypeError as error:  # raised if a mapping contains an unknown name
             raise ValueError(f"A training argument is invalid: {error}. Correct or remove it.") from error
         if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
             raise ValueError(
@@ -312,7 +312,7 @@ def usable_cores() -> int:
     If a launcher has bound the process to a share of the cores, the number of these cores is returned.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if sys.platform != "linux":  # other systems do not report the cores of a process
+    if sys.platform != "linux":  # only Linux reports the cores of a process
         return max(1, (os.cpu_count() or 1) // processes)
     own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
     return own if own < launchers else max(1, own // processes)

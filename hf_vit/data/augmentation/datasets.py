@@ -181,7 +181,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
         # `shuffled.iter` does not split the stream among worker processes a second time, unlike `shuffled.__iter__`.
         rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
-        sharing = len(range(reader % places, readers, places))  # number of workers that share these shards
+        sharing = len(range(reader % places, readers, places))  # number of workers that read the same shards
         return islice(rows, reader // places, None, sharing)
 
 

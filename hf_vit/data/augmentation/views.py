@@ -15,7 +15,7 @@ from .operations import check_probabilities
 
 NUM_DRAWN = 14  # Number K of random numbers per view.
 MAX_RATIO = 4 / 3  # Maximum aspect ratio of a crop.
-MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # Range of the blur of 224x224 views in pixels; it scales with the view size.
+MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # Range of the blur's standard deviation in pixels, for 224x224 views.
 BLUR_SIZE = 224
 
 

@@ -81,7 +81,7 @@ def index_table(classes: ClassList) -> np.ndarray:
 @lru_cache(maxsize=8)
 def color_table(classes: ClassList) -> np.ndarray:
     """Return a table from colors 65536 R + 256 G + B to class numbers plus one; the entry of an unknown color is 0."""
-    table = np.zeros(1 << 24, np.int16)  # memory pages are allocated lazily, on first access
+    table = np.zeros(1 << 24, np.int16)  # a large table, but memory pages are allocated only on first access
     for (red, green, blue), label in classes.colors:
         table[red << 16 | green << 8 | blue] = 1 + label
     return table
@@ -134,7 +134,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         return _read_id2label(file, text), {}
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if file.suffix.lower() == ".csv":
-        lines = lines[1:]  # the first line is the header of a table
+        lines = lines[1:]  # skip the first line if it is the header of a table
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
         return _without_numbers(lines, file), {}

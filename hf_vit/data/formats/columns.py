@@ -25,7 +25,7 @@ from .files import (
 )
 
 
-Columns = Mapping[str, tuple[Any, Any]]  # maps a column name to the cells and their feature type
+Columns = Mapping[str, tuple[Any, Any]]  # maps the name of a column to its cells and their feature type
 LABEL_NAMES = ("label", "labels")
 ANNOTATION_NAMES = ("annotation", "annotations")
 USUAL_NAMES = {

@@ -53,7 +53,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-Format = tuple[Callable[[Path], Any], Callable[..., T]]  # functions that find and that read the files of a format
+Format = tuple[Callable[[Path], Any], Callable[..., T]]  # two functions that find and read the files of a format
 MAX_LISTED = 20
 MAX_NAMED = 10  # maximum number of items to list if their descriptions are long
 SPLITS = ("train", "validation", "test")
@@ -295,5 +295,5 @@ def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
             is_array = stream.read(len(NPY_START)) == NPY_START
             stream.seek(0)
             return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
-    except (OSError, TypeError, ValueError) as error:  # an empty cell raises TypeError
+    except (OSError, TypeError, ValueError) as error:  # raised for an empty cell
         return str(error)

@@ -203,7 +203,7 @@ def _unpaired(side: dict[str, Path], other: Collection[str], problem: str) -> It
 
 def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
     """Remove the words at the end that all file stems share, unless the shortened stems are no longer unique."""
-    words = [stem.split("_")[:0:-1] for stem in side]  # words of each stem in reverse order, without the first one
+    words = [stem.split("_")[:0:-1] for stem in side]  # words of each stem from last to second
     common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
     cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
     return cut if len(cut) == len(side) else side

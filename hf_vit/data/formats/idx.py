@@ -11,9 +11,9 @@ from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from .files import joined
 
 
-PLACES = ("*", "raw/*", "*/raw/*")  # search also in `raw`, because torchvision stores the files in MNIST/raw
+PLACES = ("*", "raw/*", "*/raw/*")  # includes `raw`, because torchvision stores the files in MNIST/raw
 FILE_NAME = re.compile(r"(.+-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
-UNSIGNED_BYTE = 8  # code of the data type, the third byte of a file
+UNSIGNED_BYTE = 8  # code of the data type uint8, stored in the third byte of a file
 NUM_DIMENSIONS = {"images": 3, "labels": 1}
 IdxFiles = dict[str, dict[str, Path]]
 

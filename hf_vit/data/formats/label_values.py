@@ -25,7 +25,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 SINGLE: Final = "single_label_classification"
 MULTI: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
-FLAGS, VALUES = "label_flags", "label_values"  # columns of structs with one number per name, NaN if missing
+FLAGS, VALUES = "label_flags", "label_values"  # columns of structs with one number per name; NaN means missing
 NEEDED = {MULTI: "0 or 1 for each class", REGRESSION: "numbers, which problem_type='regression' requires"}
 SEPARATORS = "|;,"  # default separators of class names in multi-label cells, in the order in which they are tried
 SPECIAL_CELLS = dict.fromkeys(("", "nan", "na", "none", "null"), math.nan) | {"true": 1.0, "false": 0.0}
@@ -128,7 +128,7 @@ def label_values(
     if not (names := find_columns(columns[first], given)):
         return None
     known = class_names_of(columns[first][names[0]][1])
-    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split and row
+    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split, row
     lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
     if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
         cells, lists = one_by_one(cells[names[0]], {*map(len, lists)}), []

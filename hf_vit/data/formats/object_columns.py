@@ -149,7 +149,7 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
 
 def _fields_in(feature: Any, rows: list[Any], where: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the types and values of the fields of objects, with one list of values per image."""
-    if isinstance(feature, dict):  # objects stored as a struct of lists
+    if isinstance(feature, dict):  # the objects of an image are stored as a struct of lists
         fields = {name: own for name, own in feature.items() if _is_list(own)}
         return fields, {name: [row and row[name] for row in rows] for name in fields}
     inner = feature.feature if _is_list(feature) else None

@@ -267,7 +267,7 @@ def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
         )
     boxes = _cut(table.boxes, table.object_sizes)
     is_cut = (boxes != table.boxes).any(axis=1)
-    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # unknown areas stay NaN
+    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # unknown areas stay NaN here
     is_kept = ~is_wrong if box_errors == "drop" else _has_area(boxes)
     if faults:
         num_dropped = int((~is_kept).sum())

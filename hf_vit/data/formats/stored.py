@@ -88,7 +88,7 @@ def _fault_of(path: str, end: float) -> str | None:
         with tarfile.open(path) as tar:
             stream = tar.fileobj
             assert stream is not None
-            if isinstance(stream, BufferedReader):  # the file is not compressed
+            if isinstance(stream, BufferedReader):  # only uncompressed files are opened in this way
                 stream.seek(-BLOCK, 2)
                 if stream.read().strip(b"\0"):
                     return "it does not end with the blocks of zeros of a tar file"
@@ -121,7 +121,7 @@ def check_parquet(files: Iterable[str]) -> None:
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
-KEY, URL = "__key__", "__url__"  # columns that `datasets` adds: the name of an example and of its tar file
+KEY, URL = "__key__", "__url__"  # columns that `datasets` adds: the name of an example, and the name of its tar file
 
 
 def find_saved(path: Path) -> Path | None:
@@ -238,7 +238,7 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
         patterns = [glob.escape(name) for name in names]  # `datasets` interprets brackets as patterns
         try:
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
-        except (ValueError, DatasetGenerationError) as error:  # the messages of these errors do not name the file
+        except (ValueError, DatasetGenerationError) as error:  # raised without the name of the file
             raise ValueError(
                 f"The split {split!r} cannot be read from {joined(names)}: {error.__cause__ or error} Download these "
                 "files again, or remove them if they are empty."

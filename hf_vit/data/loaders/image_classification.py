@@ -62,7 +62,7 @@ from ..formats.stored import (
 logger = logging.get_logger(__name__)
 ROWS = Features({"image": Image(decode=False), "file": Value("string"), "label": Value("int64")})
 PEEKED = 10  # Number of rows that are read to check whether a streamed split has labels.
-NUM_SHARDS = 64  # Number of shards for streaming files on disk; also limits the number of workers.
+NUM_SHARDS = 64  # Number of shards for streaming files on disk, which is also the maximum number of workers.
 NUM_TEST_DIGITS = 360
 DIGITS_INFO = DatasetInfo(
     name="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn",
@@ -318,7 +318,7 @@ def held_out_images_of_stream(images: Dataset, source: str, train_val_split: flo
     """
     options = SourceOptions(source)
     if options.path.exists() and not open_streams(options):
-        return hold_out(images, train_val_split)["test"]  # listed files are split in the same way as without streaming
+        return hold_out(images, train_val_split)["test"]  # files listed from disk are split as without streaming
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
     return images.select([number for number, row in enumerate(rows) if not _is_training_row(row, train_val_split)])
 

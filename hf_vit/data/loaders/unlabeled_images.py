@@ -29,7 +29,7 @@ from .image_classification import as_stream, image_and_label, load_labeled, load
 
 
 logger = logging.get_logger(__name__)
-CLASS = "class_number"  # not "label", because classes are optional here and may be missing in some splits
+CLASS = "class_number"  # not named "label", because classes are optional and may be missing in some splits
 NO_CLASS = -1
 image_and_class = partial(image_and_label, column=CLASS, is_required=False)
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}

@@ -60,7 +60,7 @@ class PreemptionSignals:
             signal.raise_signal(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Keep the first signal, because torchrun and SLURM may both send one.
+        # Keep the first received signal, because torchrun and SLURM may both send one.
         self.received = self.received or number
 
 
@@ -72,7 +72,7 @@ class WorkerStart:
     SIGTERM ends the workers as usual.
     """
 
-    is_training: torch.Tensor  # flag in shared memory, nonzero during training
+    is_training: torch.Tensor  # flag in shared memory that is nonzero during training
     before: Callable[[int], None] | None  # `worker_init_fn` that the data loader already had, if any
 
     def __call__(self, worker: int) -> None:
@@ -101,8 +101,8 @@ class SafeStop(TrainerCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.saving: Path | None = None  # checkpoint that is being written
-        self._loss: Tensor | None = None  # sum of the losses of this step
+        self.saving: Path | None = None  # the checkpoint that is being written, if any
+        self._loss: Tensor | None = None  # sum of the losses of all batches of the current step
         self._number = 0  # number of the signal that all processes respond to, or 0
         self._save_strategy: SaveStrategy | str | None = None
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
@@ -142,7 +142,7 @@ class SafeStop(TrainerCallback):
         control.should_training_stop = True
         # After the last step of an epoch, do not save yet: the end of the epoch saves, after its evaluation.
         control.should_save = not float(state.epoch or 0.0).is_integer()
-        if args.save_strategy == SaveStrategy.BEST:  # transformers would only save the best checkpoint
+        if args.save_strategy == SaveStrategy.BEST:  # in this mode, transformers would only save the best checkpoint
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
 
     def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
@@ -166,7 +166,7 @@ class SafeStop(TrainerCallback):
         self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         """Raise `NotFiniteError` on all processes if any loss so far, or any current weight, is not finite."""
-        _, lost_step = self._settle()  # the signal is not needed here: it is exchanged again in later steps
+        _, lost_step = self._settle()  # ignore the received signal, which is exchanged again in later steps
         check_loss(lost_step, args, optimizer)
         # If the model is sharded, each process checks its own shards.
         weights = [own_part(parameter.detach()) for parameter in model.parameters()]

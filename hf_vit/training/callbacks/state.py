@@ -26,7 +26,7 @@ class StatefulCallback(TrainerCallback):
     `ExportableState` in transformers instead, which saves the numbers in trainer_state.json.
     """
 
-    is_published = False  # whether the state is also saved with the final model
+    is_published = False  # whether the callback state is also saved with the final model
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
         """Save the state to a folder.
@@ -49,9 +49,9 @@ class LoadStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # `HfViTTrainer.train` sets both attributes.
+        # `HfViTTrainer.train` sets these two attributes.
         self.callbacks: Sequence[StatefulCallback] = ()
-        self.checkpoint: Path | None = None  # checkpoint to resume from
+        self.checkpoint: Path | None = None  # the checkpoint to resume from
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is None:
@@ -103,7 +103,7 @@ class NewOptions(TrainerCallback):
             return
         optimizer: torch.optim.Optimizer = kwargs["optimizer"]
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
-            begun = group.get("initial_lr", group["lr"])  # base rate; a scheduler saves it as `initial_lr`
+            begun = group.get("initial_lr", group["lr"])  # base learning rate, which schedulers save as `initial_lr`
             if begun != options["lr"]:
                 group["lr"] *= options["lr"] / begun if begun else 0.0
             group |= {name: value for name, value in options.items() if name not in ("lr", "params")}

@@ -25,7 +25,7 @@ class Throughput(TrainerCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.start: float | None = None  # start of the clock, None before the first batch
+        self.start: float | None = None  # start time of the clock, None before the first batch
         self._paused_at: float | None = None
         self._images = 0
         self._flops = 0
@@ -126,7 +126,7 @@ class TrainingProgress(ProgressCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self.training_bar.total = state.max_steps  # the number of steps can change during training
+            self.training_bar.total = state.max_steps  # the total number of steps can change during training
         super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:

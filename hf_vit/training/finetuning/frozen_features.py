@@ -163,7 +163,7 @@ class FeatureDataset(AugmentedDataset):
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return the features by name, as flat arrays, and the encoded target."""
-        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # an Arrow table
+        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # Arrow table with one row
         values = {name: row.column(name).chunk(0) for name in row.column_names}
         target = values.pop(TARGET)[0].as_buffer()
         return {TARGET: target, **{name: value.flatten().to_numpy() for name, value in values.items()}}
@@ -276,7 +276,7 @@ class FrozenFeatures:
         batch = send_to_device(batch, device)
         model.train()
         for module in model.modules():
-            if isinstance(module, _BatchNorm):  # evaluation mode, so that the statistics of batch norm do not change
+            if isinstance(module, _BatchNorm):  # in evaluation mode, the statistics of batch norm do not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
             read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
@@ -334,7 +334,7 @@ class FrozenFeatures:
         """Compute and write the missing files, and report the number of images and the time."""
         trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
         is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
-        trainer.accelerator.wait_for_everyone()  # all processes must have listed the files before one is written
+        trainer.accelerator.wait_for_everyone()  # all processes must list the files before a file is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
         self.folder.mkdir(parents=True, exist_ok=True)
         hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
@@ -362,7 +362,7 @@ class FrozenFeatures:
             BATCH_SIZE,
             num_workers=self.trainer.args.dataloader_num_workers,
             collate_fn=ExtractionCollator(self.trainer.data_collator),
-            generator=torch.Generator(),  # leave the state of the global generator unchanged
+            generator=torch.Generator(),  # restore the state of the global random generator
         )
         columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
         file = self._file(view, number)

@@ -27,7 +27,7 @@ class Probe(NamedTuple):
     bias: Tensor
     accuracy: float
     num_images: int
-    is_weighted: bool = False  # whether classes have different weights
+    is_weighted: bool = False  # whether the classes were weighted differently
 
     def __str__(self) -> str:
         weighted = ", weighted by class" if self.is_weighted else ""

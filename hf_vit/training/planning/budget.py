@@ -179,10 +179,10 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
         for name, value in trial.items():
             setattr(args, name, value)
-        task.options.whiten_patches = False  # skip whitening, which does not change the time of a step
+        task.options.whiten_patches = False  # skip whitening of patches, which does not change the time of a step
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        with without_load_report():  # the training run prints the load report later
+        with without_load_report():  # hide the loading report, which the training run prints later
             trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

@@ -342,7 +342,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # stored features exclude augmentations that are drawn in each step
+    if views:  # remove augmentations that are drawn in each step, which stored features do not support
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
@@ -394,7 +394,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Return the options for optimizer, learning rates and frozen blocks."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # options for scratch, except whitening: keep the patch embedding
+    if is_small_encoder(facts) and table.scratch:  # as from scratch, but keep the patch embedding
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
@@ -441,7 +441,7 @@ def choose_config(
         is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}
-    for name in nested.keys() & set(given):  # keep the options that the user gave for this head
+    for name in nested.keys() & set(given):  # head options that the user gave take precedence
         nested[name] = {option: value for option, value in nested[name].items() if option not in given}
     config = {name: value for name, value in config.items() if name not in given}
     merged = {name: {**value, **(overrides.get(name) or {})} for name, value in nested.items()}

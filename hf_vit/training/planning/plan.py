@@ -64,7 +64,7 @@ class Planner:
         self, task: Task, given: Mapping[str, Any], report: Callable[[str], None], has_recipe: bool = False
     ) -> None:
         self.start = time.monotonic() - import_seconds()
-        self.budget: tuple[Budget, Pace] | None = None  # set once the run is planned
+        self.budget: tuple[Budget, Pace] | None = None  # options that are set once the run is planned
         self.task, self.options, self.report, self.has_recipe = task, given, report, has_recipe
         overrides = task.options.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
@@ -190,7 +190,7 @@ class Planner:
             paces[sizes[0]] = max(in_bf16, in_float32, key=lambda pace: budget.plan(sizes[0], pace).steps)
             facts = replace(facts, has_bf16=paces[sizes[0]] is in_bf16)
         choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
-        if views and not choice.views:  # features are not stored, because there are too many images
+        if views and not choice.views:  # features are not stored if there are too many images
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
         if choice.views and task.defaults.probes:
@@ -219,7 +219,7 @@ class Planner:
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # chosen overrides include the overrides that the user gave
+        if "config_overrides" in chosen:  # these overrides include those that the user gave
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:
@@ -245,7 +245,7 @@ def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
-            group = metadata["group"].partition(" (")[0]  # omit the class name in parentheses
+            group = metadata["group"].partition(" (")[0]  # omit the class name in parentheses from the group name
             groups.setdefault(group, []).append(f"{name} {short_text(chosen[name])}")
     lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)

@@ -40,7 +40,7 @@ logger = logging.get_logger(__name__)
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 # Files with training options, which may contain local paths
 OPTIONS = (RECIPE_NAME, TRAINING_ARGS_JSON, f"{ADAPTER_FOLDER}/{ADAPTER_CONFIG_NAME}")
-SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # matches the path of the scripts folder in a command
+SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # matches the path before `scripts/` in a command
 TEXTS = {".json", ".jsonl", ".yaml", ".md"}
 
 

@@ -252,7 +252,7 @@ class Task(ABC):
         return evaluator
 
     def training_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
-        """Return additional trainer arguments of this task: teacher, regularization."""
+        """Return additional trainer arguments of this task, such as the teacher or batch transforms."""
         return {}
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
@@ -526,7 +526,7 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.metric.per_class())  # before the baseline overwrites the metric
+        classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores

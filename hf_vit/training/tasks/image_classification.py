@@ -189,7 +189,7 @@ class ImageClassification(SupervisedTask):
 
     model_class = HfViTForImageClassification
     least_held_from = LEAST_COMPARED
-    report_passes = 1.0  # one pass for the model; the baseline reads only labels
+    report_passes = 1.0  # the report needs one pass for the model; the baseline reads only labels
     load_source = staticmethod(open_labeled)
     collator_class = ImageClassificationCollator
     augment = staticmethod(image_classification_augmentation)
@@ -389,7 +389,7 @@ class ImageClassification(SupervisedTask):
 
 def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) -> dict[str, Tensor]:
     """Interpolate linearly between the weights of two models of the same architecture; `share` 1 returns `end`."""
-    if share == 0:  # interpolation would return NaN if `end` is not finite
+    if share == 0:  # avoid interpolation, which would return NaN if `end` is not finite
         return start
     return {
         name: torch.lerp(start[name].to(value), value, share) if value.is_floating_point() else value

@@ -230,7 +230,7 @@ print(len(result["boxes"]), "objects")""",
         **BATCH_OF_16,
         "learning_rate": 2e-4,
         "weight_decay": 1e-4,
-        "max_grad_norm": 0.1,  # detection needs small steps and clipped gradients
+        "max_grad_norm": 0.1,  # detection needs small learning rates and clipped gradients
         "metric_for_best_model": "map",
     }
 

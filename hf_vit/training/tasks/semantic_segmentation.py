@@ -278,7 +278,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))
-        whole, better = list[Any](), dict[float, float]()  # records at scale 1; mean IoU of candidate scales
+        whole, better = list[Any](), dict[float, float]()  # records at scale 1, and mean IoU of better scales
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
             with trainer.evaluating_with(trainer.evaluator):
