@@ -17,7 +17,7 @@ from .targets import image_only
 
 
 logger = logging.get_logger(__name__)
-CHUNK_SIZE = 64  # number of images that a thread processes per task
+CHUNK_SIZE = 64  # number of images that a thread checks per task
 MAX_NAMED = 100
 
 

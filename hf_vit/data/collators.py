@@ -196,7 +196,7 @@ class KeypointDetectionCollator(Collator):
             _check_has(examples[0], "box")
             options = {"object_boxes": [example["box"][None] for example in examples]}
         images = [example["image"] for example in examples]
-        keypoints = [example["keypoints"][None] for example in examples]  # one object per image
+        keypoints = [example["keypoints"][None] for example in examples]  # there is one object per image
         made = self.image_processor(images=images, keypoints=keypoints, return_tensors="pt", **options)
         batch = {name: made[name] for name in ("pixel_values", "labels")}
         return _with_targets(batch, examples, self.keeps_targets)

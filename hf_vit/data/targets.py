@@ -38,7 +38,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     return Path(path).read_bytes()
 
 
-MILLIMETERS = 1000.0  # millimeters per meter
+MILLIMETERS = 1000.0  # number of millimeters per meter
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 Source = str | PathLike[str] | bytes
 
@@ -186,12 +186,12 @@ TARGETS = (
     ("captions",),
 )
 SINGLE_TARGETS = ("segmentation_map", "depth_map", "label", "class_number")
-# Keys of targets whose values have one row per object.
+# Keys of target dictionaries whose values have one row per object.
 PER_OBJECT_KEYS = ("masks", "boxes", "areas", "class_labels")
 
 
 def image_only(row: Row) -> dict[str, Any]:
-    """Return an empty target, for images without targets."""
+    """Return an empty dictionary as the target of an image without targets."""
     return {}
 
 

@@ -78,7 +78,7 @@ class TaskArguments(SourceArguments):
     """Options that all tasks share: the model, and the images for training or evaluation."""
 
     task_config: ClassVar[str] = ""  # field of HfViTConfig that contains the head options
-    task_options: ClassVar[tuple[str, ...]] = ()  # head options that are fields of this class
+    task_options: ClassVar[tuple[str, ...]] = ()  # names of the head options that are fields of this class
 
     skip_unreadable: bool = data_option(
         False, "Skip images that cannot be read instead of stopping.", essential=True, resume="free"

@@ -167,7 +167,7 @@ def find_incomplete(checkpoint: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # by pattern: FSDP uses different file names
+    if not any(name.startswith("optimizer") for name in names):  # FSDP uses different file names
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
@@ -218,7 +218,7 @@ def write_checksums(folder: Path) -> None:
     for place in {folder.parent, *(path.parent for path in folder.rglob("*"))}:
         flush_folder(place)
     lines = [f"{checksum}  {file.relative_to(folder).as_posix()}" for checksum, file in zip(sums, files, strict=True)]
-    # The first line contains the number of files, so that missing lines are noticed. It is a comment for sha256sum.
+    # The first line contains the number of files, so that missing lines are noticed. sha256sum ignores this line.
     write_atomically(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 

@@ -28,10 +28,10 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-MAX_SECONDS = 30.0  # time limit per check and split
+MAX_SECONDS = 30.0  # time limit in seconds for each data check of a split
 DUPLICATES_SECONDS = 30.0  # time limit of the duplicate check for all splits together
 MAX_NAMED = 10
-CHUNK_SIZE = 64  # number of images checked at a time
+CHUNK_SIZE = 64  # number of images that are checked at a time
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def classes_in(target: Any) -> tuple[Tensor, float]:
         counts = target.flatten().bincount(minlength=IGNORED_LABEL + 1)
         ignored = float(counts[IGNORED_LABEL]) / target.numel()
         return counts[:IGNORED_LABEL].nonzero().flatten(), ignored
-    if isinstance(target, list):  # list of C binary labels or values, NaN for missing ones
+    if isinstance(target, list):  # the target is a list of C binary labels or values, NaN if missing
         return torch.tensor(target).nan_to_num().nonzero().flatten(), 0.0
     if "keypoints" in target:
         return (target["keypoints"][:, 2] > 0).nonzero().flatten(), 0.0
@@ -237,7 +237,7 @@ def check_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplic
                 advice = "Remove them from one of the splits, or set allow_duplicates to accept biased scores."
                 raise ValueError(f"{notes[-1]} {advice} They are:{names}")
             logger.warning("%s They are:%s", notes[-1], names)
-    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels of the images with each checksum
+    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels of the images by checksum
     for split, rows in splits.items():
         if "label" in rows.column_names:
             names, labels = rows["file"][:], rows["label"][:]

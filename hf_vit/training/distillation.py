@@ -104,7 +104,7 @@ class Distillation(StatefulCallback, ABC):
         alpha: Weight of the teacher in the loss.
     """
 
-    description: str  # description for the model card
+    description: str  # description of the teacher's losses for the model card
 
     def __init__(self, teacher: Teacher, alpha: float) -> None:
         self.teacher = teacher
@@ -170,7 +170,7 @@ class Distillation(StatefulCallback, ABC):
             save_file(weights, folder / PROJECTION_NAME)
 
     def load_state(self, folder: Path) -> None:
-        """Load the weights saved by `save_state`."""
+        """Load the distillation weights that `save_state` saved to a checkpoint."""
         if weights := self.weights():
             saved = load_file(folder / PROJECTION_NAME)
             for name, weight in weights.items():

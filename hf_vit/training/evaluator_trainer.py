@@ -56,7 +56,7 @@ class EvaluatorTrainer(HfViTTrainer):
             )
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
-        self.predictions: list[dict[str, Any]] | None = None  # set to a list to collect predictions
+        self.predictions: list[dict[str, Any]] | None = None  # list that collects predictions, None to discard them
         # Thresholds found in the last evaluation, and chosen thresholds. The key is True for the averaged weights.
         self._found: dict[bool, Threshold | None] = {}
         self.thresholds: dict[bool, Threshold | None] = {}

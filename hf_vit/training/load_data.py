@@ -145,7 +145,7 @@ def evaluation_images(
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
     images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
-        assert args.train_val_split is not None  # the fraction was set by `choose_split`
+        assert args.train_val_split is not None  # `choose_split` sets this fraction
         if was_streamed:
             images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:

@@ -28,7 +28,7 @@ from .arguments import TaskArguments
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
-# Head options, by the field of `HfViTConfig` that contains them
+# Classes of head options, by the field of `HfViTConfig` that contains the options
 HeadOptions = Mapping[str, Mapping[str, Any]]
 # Prefixes of the names of head weights
 HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
@@ -132,7 +132,7 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        known -= {"use_distillation_token"}  # may differ, because distillation may have added a distillation token
+        known -= {"use_distillation_token"}  # distillation may have added this token
     fields = {name: planned[name] for name in known & planned.keys()}
     compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
@@ -307,7 +307,7 @@ def name_labels(names: Sequence[str]) -> dict[str, Any]:
 
 
 def shorten(names: Sequence[str], count: int = 20) -> str:
-    """Return a text with at most `count` of the names."""
+    """Return a text that lists at most `count` of the names."""
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
@@ -406,9 +406,9 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
     if kept == 0:
         return  # keep the random weights if all patches are equal
-    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), keeps the largest variances
+    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), largest variances only
     draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), scaled to channels of variance 1
+    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), scaled so that all channels have variance 1
     kernels = rotation @ whitening  # (D, E)
     projection.weight.copy_(kernels.view_as(projection.weight))
     if projection.bias is not None:

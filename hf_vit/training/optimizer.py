@@ -232,7 +232,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     result = result / result.norm(dim=(1, 2), keepdim=True).clamp_min(MIN_NORM)
     a, b, c = COEFFICIENTS
     for _ in range(NUM_STEPS):
-        gram = result @ result.mT  # (n, A, A), where A is the shorter side
+        gram = result @ result.mT  # (n, A, A), where A is the shorter side of the matrices
         result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
     return (result.mT if is_tall else result).to(matrices.dtype)
 

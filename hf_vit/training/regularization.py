@@ -143,7 +143,7 @@ class ImageSizes:
     is_drawn: bool = False
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the batch at the drawn or scheduled size."""
+        """Return the batch, resized to the drawn or scheduled image size."""
         count = len(self.sizes)
         return resize_batch(batch, self.sizes[int(torch.randint(count, ()) if self.is_drawn else progress * count)])
 
@@ -249,7 +249,7 @@ class WeightedLoss:
     is_multi: bool = False
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Return the loss of a batch. Takes the arguments of `BinaryCrossEntropy.__call__`."""
+        """Return the loss of a batch. The arguments are those of `BinaryCrossEntropy.__call__`."""
         logits = to_float32_or_higher(outputs.logits)
         weights = logits.new_tensor(self.weights)
         if not self.is_multi:

@@ -192,7 +192,7 @@ def write_recipe(args: HfViTTrainingArguments, recipe: Mapping[str, Any]) -> Non
 
 
 def get_name(task_class: type[Task]) -> str:
-    """Return the name of a task."""
+    """Return the name of a task, as used in commands."""
     return next(name for name, task in TASKS.items() if task is task_class)
 
 
@@ -384,7 +384,7 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
 
 
 def find_task(values: Mapping[str, Any]) -> type[Task]:
-    """Return the task of the model to evaluate."""
+    """Return the task class of the model to evaluate."""
     model = values.get("model_name_or_path")
     if not model:
         raise ValueError("No model is given. Set --model_name_or_path to a path, or to a name on the Hub.")

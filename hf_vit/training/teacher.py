@@ -102,7 +102,7 @@ def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
     images = processor(picture.byte().numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
     made = images[
         0, :, images.shape[-2] // 2, images.shape[-1] // 2
-    ].float()  # (C,), read at the center, which is never padding
+    ].float()  # color (C,) of the center pixel, which is never padding
     if ((made - expected).abs() > 0.01 * scale / std).any():
         raise ValueError(
             f"The teacher's {type(processor).__name__} converts the color {levels.tolist()} to {made.tolist()}, not "
@@ -320,7 +320,7 @@ def names_of(model: PreTrainedModel) -> list[str]:
 
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
     """Return the index of each of `names` among the classes of a teacher; raise `ValueError` if the sets differ."""
-    if list(known) == list(names):  # equal lists of names may contain duplicates
+    if list(known) == list(names):  # two equal lists of names may contain duplicates
         return list(range(len(names)))
     if len(set(known)) < len(known) or set(known) != set(names):
         extra, lacking = (shorten(sorted(alone), 6) or "none" for alone in ({*known} - {*names}, {*names} - {*known}))

@@ -154,11 +154,11 @@ class HfViTTrainer(Trainer):
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
         has_soft_labels = any(isinstance(transform, Mixing) for transform in batch_transforms)
         if has_soft_labels:
-            self.label_smoother = None  # it expects class indices instead of smoothed labels
+            self.label_smoother = None  # a smoother does not support soft labels
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
         training_sampler(self.args, self.train_dataset)  # raises an error early if options do not match the dataset
-        self.conditions: dict[str, Any] = {}  # saved in checkpoints; set by the module `run`
+        self.conditions: dict[str, Any] = {}  # training conditions in checkpoints, set by the module `run`
         self._hidden: dict[str, Any] = {}  # original values of arguments that are temporarily replaced
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
@@ -166,7 +166,7 @@ class HfViTTrainer(Trainer):
         self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
-        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all features
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)
@@ -195,7 +195,7 @@ class HfViTTrainer(Trainer):
             self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
-        if self.pop_callback(ProgressCallback) is not None:  # missing in notebooks and with disable_tqdm
+        if self.pop_callback(ProgressCallback) is not None:  # missing in notebooks or with disable_tqdm
             self.add_callback(self.progress)
         for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
             self.add_callback(callback)
@@ -490,7 +490,7 @@ class HfViTTrainer(Trainer):
         )
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate the current weights."""
+        """Evaluate the current weights of the model."""
         return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     # Saving
@@ -540,7 +540,7 @@ class HfViTTrainer(Trainer):
             folder.mkdir(parents=True)
             conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
             write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
-        self.accelerator.wait_for_everyone()  # other processes write to the folder afterwards
+        self.accelerator.wait_for_everyone()  # other processes must not write to the folder earlier
 
     def _check_numbers(self) -> None:
         self.safe_stop.check_numbers(self.args, self.state.global_step, self.model, self.optimizer)

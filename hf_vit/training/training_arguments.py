@@ -96,7 +96,7 @@ class HfViTTrainingArguments(TrainingArguments):
         private=True,
     )
 
-    # Optimizer, learning rates and frozen parts
+    # Options for optimizer, learning rates and frozen parts
     layer_decay: float = optimizer_option(
         1.0,
         "Factor by which the learning rate decreases per layer, from the heads through the blocks to the embeddings, "
@@ -146,7 +146,7 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="ema model_ema model_ema_decay",
     )
 
-    # Composition of batches
+    # Options for the composition of batches
     repeated_augmentations: int = augmentation_option(
         1,
         "Number of augmentations of each image per step (DeiT III: 3). The number of steps per epoch does not "
@@ -381,7 +381,7 @@ def check_library(args: TrainingArguments) -> None:
         raise ValueError(
             f"report_to={','.join(given)} contains unknown names: {', '.join(unknown)}. Use {', '.join(known)}."
         )
-    available = {*get_available_reporting_integrations(), "flyte"}  # flyte is missing in the list of transformers
+    available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list flyte
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
         raise ImportError(
             f"report_to={missing[0]} requires a package that is not installed. Run pip install {missing[0]}, or set "
@@ -412,7 +412,7 @@ def check_optimizer(args: TrainingArguments) -> None:
     """Create optimizer and schedule for a small layer; raise `ValueError` or `ImportError` if that fails."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
-        return  # such optimizers need the whole model
+        return  # optimizers with targets need the whole model
     try:
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
         optimizer = optimizer_class(layer.parameters(), **settings)

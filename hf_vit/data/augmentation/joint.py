@@ -227,7 +227,7 @@ def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         return image, boxes
     known = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=tuple(image.shape[-2:]))
     part = v2.RandomIoUCrop().make_params([image, known])
-    if not part:  # empty if `RandomIoUCrop` chose the whole image
+    if not part:  # empty parameters mean that `RandomIoUCrop` chose the whole image
         return image, boxes
     left, top = part["left"], part["top"]
     cut = image[:, top : top + part["height"], left : left + part["width"]]

@@ -66,7 +66,7 @@ class Span:
 
     @property
     def new_stop(self) -> int:
-        """End of the output interval in pixels."""
+        """End of the output interval of a crop in pixels."""
         return self.new_start + self.new_length
 
     def move(self, places: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from .orientation import AnnotationOrientation, add_turn_column
 
 logger = logging.get_logger(__name__)
 Entry = dict[str, Any]
-KINDS = ("panoptic", "instances")  # Kinds of annotation files with masks.
+KINDS = ("panoptic", "instances")  # Kinds of COCO annotation files that contain masks.
 # Lists that each annotation file must contain, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
 # Usual file names that do not contain the kind of annotations, such as "keypoints".
@@ -295,7 +295,7 @@ def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
     values = np.array([value for points in segmentation for value in points])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         return "has a polygon with values that are not finite numbers"
-    places = values.reshape(-1, 2)  # x and y of the points of the polygons
+    places = values.reshape(-1, 2)  # x and y of all polygon points
     # Points far outside the image are errors, and drawing them could exhaust the memory.
     if (abs(places) > 2 * max(height, width)).any():
         return f"has a polygon far outside the image of {height} x {width} pixels"

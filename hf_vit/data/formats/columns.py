@@ -39,7 +39,7 @@ USUAL_NAMES = {
 
 
 class SourceKeywords(TypedDict, total=False):
-    """Keyword arguments of all loaders, see `SourceOptions`."""
+    """Keyword arguments that all data loaders accept, see `SourceOptions`."""
 
     dataset_config_name: str | None
     dataset_revision: str | None
@@ -167,7 +167,7 @@ DELIMITERS = ",;\t"
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """List all tables in a folder."""
+    """List the paths of all tables (.csv, .tsv, .jsonl) in a folder."""
     return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
 
 

@@ -167,7 +167,7 @@ def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
 
     If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
     """
-    if files == [folder]:  # `folder` is the path of a single file
+    if files == [folder]:  # `folder` may be the path of a single file
         return {split_in_name(folder.stem) or "train": [str(folder)]}
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:
@@ -295,5 +295,5 @@ def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
             is_array = stream.read(len(NPY_START)) == NPY_START
             stream.seek(0)
             return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
-    except (OSError, TypeError, ValueError) as error:  # raised for an empty cell
+    except (OSError, TypeError, ValueError) as error:  # TypeError is raised for an empty cell
         return str(error)

@@ -56,7 +56,7 @@ def number_in(cell: Any) -> float:
 
 
 def are_binary(numbers: pd.DataFrame | pd.Series) -> Any:
-    """Return whether each number is 0, 1 or missing."""
+    """Return whether each number in a table is 0, 1 or missing."""
     return numbers.isna() | numbers.isin([0, 1])
 
 

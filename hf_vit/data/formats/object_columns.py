@@ -29,7 +29,7 @@ from .orientation import upright_sizes
 from .stored import class_folder
 
 
-# Common names of the fields of an object
+# Common field names of an object, by standard name
 FIELDS = {
     "box": ("bbox", "bboxes", "box", "boxes"),
     "label": ("category", "categories", "category_id", "category_ids", *LABEL_NAMES, "class", "classes", "class_id"),

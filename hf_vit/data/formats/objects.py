@@ -237,7 +237,7 @@ def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range,
     empty = [split for split, (_, objects) in parts.items() if not objects]
     if "train" in empty or len(empty) == len(parts):
         raise ValueError(f"{source} has no {what} in {joined(empty)}. Add annotations.")
-    if empty:  # test sets are often published without annotations
+    if empty:  # only a warning, because test sets are often published without annotations
         logger.warning("Ignored splits of %s because they have no %s: %s.", source, what, joined(empty))
     return {split: part for split, part in parts.items() if split not in empty}
 

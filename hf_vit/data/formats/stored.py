@@ -235,10 +235,10 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
         (check_tars if kind == "webdataset" else check_parquet)(chain.from_iterable(files.values()))
     splits = {}
     for split, names in files.items():
-        patterns = [glob.escape(name) for name in names]  # `datasets` interprets brackets as patterns
+        patterns = [glob.escape(name) for name in names]  # `datasets` would interpret brackets as patterns
         try:
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
-        except (ValueError, DatasetGenerationError) as error:  # raised without the name of the file
+        except (ValueError, DatasetGenerationError) as error:  # these errors do not name the file
             raise ValueError(
                 f"The split {split!r} cannot be read from {joined(names)}: {error.__cause__ or error} Download these "
                 "files again, or remove them if they are empty."

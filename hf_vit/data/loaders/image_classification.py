@@ -237,7 +237,7 @@ class LabeledStream:
 
     @property
     def train(self) -> IterableDataset:
-        """Stream of the training images without the held-out ones."""
+        """Stream of the training images without those held out for validation."""
         return self.rows.filter(partial(_is_training_row, share=self.held_out)) if self.held_out else self.rows
 
     def first(self, split: str, count: int, buffer_size: int) -> Dataset:

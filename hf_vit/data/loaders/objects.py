@@ -156,7 +156,7 @@ def load_keypoint_detection(
         )
     table, notes = clean_keypoints(join_tables(tables))
     table = upright(table, annotation_orientation)
-    if whole_image:  # replace the boxes, but keep the areas of objects
+    if whole_image:  # replace boxes by whole images, but keep the areas of objects
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
     rows = keypoint_rows(table, box_errors, source)

@@ -73,7 +73,7 @@ class WorkerStart:
     """
 
     is_training: torch.Tensor  # flag in shared memory that is nonzero during training
-    before: Callable[[int], None] | None  # `worker_init_fn` that the data loader already had, if any
+    before: Callable[[int], None] | None  # the original `worker_init_fn` of the data loader, if any
 
     def __call__(self, worker: int) -> None:
         for number in STOP_SIGNALS:

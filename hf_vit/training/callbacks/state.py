@@ -49,7 +49,7 @@ class LoadStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # `HfViTTrainer.train` sets these two attributes.
+        # `HfViTTrainer.train` sets the attributes `callbacks` and `checkpoint`.
         self.callbacks: Sequence[StatefulCallback] = ()
         self.checkpoint: Path | None = None  # the checkpoint to resume from
 
@@ -57,7 +57,7 @@ class LoadStates(TrainerCallback):
         if self.checkpoint is None:
             return
         self._load(self.checkpoint)
-        # Read the path from the file, because transformers may have removed it from `state`.
+        # Read the path of the best checkpoint from its file: transformers may have removed it from `state`.
         place = read_state(self.checkpoint)["best_model_checkpoint"]
         if not args.load_best_model_at_end or place is None:
             return

@@ -44,20 +44,20 @@ class Throughput(TrainerCallback):
         self._flops += flops
 
     def pause(self) -> None:
-        """Stop the clock after the GPU has finished its work."""
+        """Stop the clock that measures the training time after the GPU has finished its work."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._paused_at = time.perf_counter()
 
     def resume(self) -> None:
-        """Restart the clock."""
+        """Restart the clock that measures the training time."""
         if self.start is not None and self._paused_at is not None:
             self.start += time.perf_counter() - self._paused_at
         self._paused_at = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context manager that stops the clock."""
+        """Context manager that stops the clock that measures the training time."""
         self.pause()
         try:
             yield

@@ -195,7 +195,7 @@ class FeatureCollator:
 
 @dataclass
 class ExtractionCollator:
-    """Collate examples for the computation of features, and encode their targets."""
+    """Collate images to compute their features, and encode their targets."""
 
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
 

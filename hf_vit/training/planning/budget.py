@@ -25,12 +25,12 @@ from ..trainer import HfViTTrainer
 from .defaults import EVALUATIONS, Size
 
 
-TIMING_SHARE = 0.08  # maximum share of the budget for timing
+TIMING_SHARE = 0.08  # maximum share of the time budget for timing steps
 EVALUATION_SHARE = 0.08  # share of the budget for all evaluations before the final report
 EVALUATION_SECONDS = 2.0  # estimated time in seconds to draw pictures and save a checkpoint at an evaluation
 REPORT_SECONDS = 8.0  # estimated time in seconds to save the model and write pictures, curves and model card
 LEAST_TIMED, MOST_TIMED = 3, 50  # minimum and maximum number of timed steps
-LEAST_STEPS = 20  # minimum number of steps of a training run
+LEAST_STEPS = 20  # minimum number of steps of a run with a time budget
 STORING_GAIN = 1.75  # minimum factor by which stored features must increase the number of steps of a classifier
 LEFT_OUT = 1  # number of initial steps that are not timed, because they allocate memory and use prefetched images
 TIMED_IMAGES = 32
@@ -63,7 +63,7 @@ class Candidate(NamedTuple):
     pace: Pace
     steps: int
     evaluations: int
-    views: int = 0  # number of views per image with stored features
+    views: int = 0  # number of augmented views per image whose features are stored
 
 
 @dataclass(frozen=True)

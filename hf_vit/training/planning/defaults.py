@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
     @property
     def num_patches(self) -> int:
-        """Number of patches of an image."""
+        """Number of patches of an image of this size."""
         return (self.image_size // self.patch_size) ** 2
 
     def bounded(self, native_size: int) -> "Size":
@@ -133,20 +133,20 @@ class TaskDefaults:
         return list(dict.fromkeys(visible))
 
 
-# Constants that several tasks share
+# Constants for default hyperparameters that several tasks share
 
 WIDEST_START = 384  # models up to this width are initialized with a larger initializer_range
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # learning rate of AdamW at width 768; narrower models use larger rates
 PROBED_RATE = 1.5e-5  # learning rate if the head is initialized as a linear probe
 FROZEN_RATE = 1e-3  # learning rate of a head on a fully frozen backbone
 TUNED_LAYER_DECAY = 0.75
-FRESH_HEAD_RATE = 5.0  # head_lr_multiplier of new heads
+FRESH_HEAD_RATE = 5.0  # factor of the learning rate (head_lr_multiplier) of new heads
 MOST_EAGER_PATCHES = 400  # maximum number of patches for eager attention, which is faster than SDPA on some CPUs
 FEW_IMAGES = 200  # with fewer images, only the last blocks of a large backbone are trained
 LARGE_WIDTH = 384  # minimum width of large backbones, which are partly frozen
 LEAST_OBJECT = 16  # minimum side in pixels of most objects in the resized image
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
-TOO_FEW_STEPS = 300  # training from scratch with fewer steps causes a warning
+TOO_FEW_STEPS = 300  # training from scratch with fewer steps than this causes a warning
 GPU_BATCH, GPU_STEPS = 4, 5  # factors by which batch size and steps are increased on a GPU
 EVALUATIONS, CHECKPOINTS = 10, 4
 SOME_EPOCHS, MANY_EPOCHS = 30, 150  # minimum epochs for moderate and for strong augmentation
@@ -157,7 +157,7 @@ SMALL_NATIVE = 40  # maximum side in pixels of thumbnails and symbols
 
 def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Return the augmentation options of a classifier; more epochs need stronger augmentation."""
-    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # no flips: symbols such as digits must not be mirrored
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # do not flip images of symbols such as digits
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
@@ -166,14 +166,14 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
     regularized: Options = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
-    if facts.is_regression:  # no label smoothing, because regression has no classes
+    if facts.is_regression:  # disable label smoothing, because regression has no classes
         regularized = {"random_erasing": 0.1}
     return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 
 def detection_head(facts: Facts, width: int | None) -> Options:
     """Return detection head options, with queries in proportion to the number of objects; a smaller head on CPUs."""
-    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 per object, rounded up to a multiple of 10
+    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 queries per object, rounded up to tens
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
     small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
@@ -200,7 +200,7 @@ def depth_head(width: int) -> Options:
 
 
 def small_tower(width: int) -> Options:
-    """Return the options of a transformer with two blocks."""
+    """Return the options of a small transformer with two blocks."""
     return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
 
 
@@ -394,7 +394,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Return the options for optimizer, learning rates and frozen blocks."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # as from scratch, but keep the patch embedding
+    if is_small_encoder(facts) and table.scratch:  # as from scratch, without whitening
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
@@ -408,7 +408,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
 
 
 def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
-    """Return the number of steps, and when to evaluate and save."""
+    """Return the options for the number of steps, and for the steps at which to evaluate and save."""
     saved = {"save_strategy": "steps", "save_steps": round(1 / (evaluations or CHECKPOINTS), 4)}
     evaluated: Options = {"eval_strategy": "no"}
     if facts.has_validation and evaluations:

@@ -21,8 +21,8 @@ UNLABELED = (
     "HfViTForJointEmbedding",
     "HfViTForMaskedImageModeling",
     "HfViTForImageReconstruction",
-)  # models trained without labels
-SAMPLE = 32  # number of sampled images
+)  # model classes that are pretrained without labels
+SAMPLE = 32  # number of sampled images that are measured
 
 
 def gather_facts(task: Task) -> Facts:

@@ -16,8 +16,8 @@ from .budget import LEAST_STEPS, Budget, Pace
 
 # Step of the first check of the speed, and number of steps between checks, as shares of all steps
 FIRST_CHECK, INTERVAL = 0.15, 0.1
-LEAST_CHANGE = 0.02  # minimum change, as a share of the number of steps
-MOST_LENGTHENED = 2  # maximum number of steps, divided by the planned number
+LEAST_CHANGE = 0.02  # minimum change of the number of steps, as a share of this number
+MOST_LENGTHENED = 2  # maximum number of steps of a run, divided by the planned number
 
 
 class LengthChanges(TrainerCallback):
@@ -60,7 +60,7 @@ class KeepBudget(LengthChanges):
         trainer.most_steps = MOST_LENGTHENED * trainer.args.max_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Record the start time."""
+        """Record the start time of the training run."""
         self.start, self.next_check = self.budget.clock(), max(1, round(FIRST_CHECK * state.max_steps))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -174,7 +174,7 @@ class Planner:
         frozen: Options = {}
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
         kept = task.defaults.stores  # number of last blocks that are trained, None for all
-        # Number of stored views in timing runs
+        # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
 
         def measure(size: Size | None) -> Pace:
@@ -219,7 +219,7 @@ class Planner:
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # these overrides include those that the user gave
+        if "config_overrides" in chosen:  # these chosen fields include those that the user gave
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:
@@ -252,7 +252,7 @@ def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
 
 
 def short_text(value: Any) -> str:
-    """Return a short text for a value."""
+    """Return a short text for the value of an option."""
     return f"{value:.3g}" if isinstance(value, float) else json.dumps(value).replace('"', "")
 
 

@@ -182,7 +182,7 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
     """Context manager that converts Hub client errors into `OSError` with instructions, followed by `advice`."""
     try:
         yield
-    except RuntimeError as error:  # raised if a large file could not be uploaded
+    except RuntimeError as error:  # raised if the upload of a large file failed
         if not isinstance(error.__cause__, httpx.TransportError | HfHubHTTPError):
             raise
         raise OSError(f"{error} {_explain(error.__cause__, repo_id, endpoint)}{advice}") from error
@@ -281,10 +281,10 @@ def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".yaml" and (content := _read(file)) is not None:
         heading = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
-        # an infinite line width, so that YAML does not wrap paths
+        # infinite line width, which prevents YAML from wrapping paths
         text = heading + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
     for path in sorted(names, key=len, reverse=True):
-        # forms of the path in files: unquoted, and quoted in JSON, YAML and shell commands
+        # A file may contain the path unquoted, or quoted for JSON, YAML or shell commands.
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
         for written in sorted(forms, key=len, reverse=True):
             text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", names[path].replace("\\", r"\\"), text)

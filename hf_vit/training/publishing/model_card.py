@@ -41,7 +41,7 @@ class Usage:
 
     @property
     def processor_class(self) -> str:
-        """Name of the class of `processor`."""
+        """Class name of the transformers processor for the example code."""
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 

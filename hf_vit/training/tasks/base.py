@@ -58,7 +58,7 @@ from ..training_arguments import HfViTTrainingArguments, check_optimizer, check_
 
 
 logger = logging.get_logger(__name__)
-EVALUATED = ("Data", "Training images", "Evaluation")  # option groups of all evaluations
+EVALUATED = ("Data", "Training images", "Evaluation")  # groups of options that all evaluations have
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -140,7 +140,7 @@ class Task(ABC):
     args: HfViTTrainingArguments
 
     loaded: TargetData = field(init=False)
-    choice: str = field(init=False, default="")  # message about a choice made on held-out images
+    choice: str = field(init=False, default="")  # message about the choice made on held-out images
     data_notes: list[str] = field(
         init=False, default_factory=list
     )  # notes about missing or unusual data for the model card
@@ -363,7 +363,7 @@ class Task(ABC):
         """Yield batches of at most `most_images` images of a split, spread evenly, without augmentation."""
         name = (
             split if split in self.loaded.splits else next(iter(self.loaded.splits))
-        )  # the splits of a stream may not include "train"
+        )  # evaluated splits of a stream may not include "train"
         examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
         numbers = range(0, len(examples), -(-len(examples) // most_images))
         for start in range(0, len(numbers), batch_size):

@@ -190,13 +190,13 @@ print(result["predicted_depth"])  # (height, width)""",
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,
-        "learning_rate": 5e-4,  # training diverges with the learning rate of image classification
+        "learning_rate": 5e-4,  # training diverges with the higher learning rate of image classification
         "metric_for_best_model": "abs_rel",
     }
 
     options: DepthArguments
 
-    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # sampled depths by split
+    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # sampled depths (N,) by split name
 
     def note_data(self) -> list[str]:
         """Sample depths of each split to choose and check the depth range; return notes about the data."""

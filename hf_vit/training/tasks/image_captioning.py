@@ -131,7 +131,7 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
         own = {"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length, **tokens}
         fields = {**fields, "caption_config": {**own, **(fields.get("caption_config") or {})}}
         model, image_processor = load_model(self.model_class, replace(args, config_overrides=fields))
-        for name, number in tokens.items():  # otherwise, the transformers Trainer sets these ids and warns
+        for name, number in tokens.items():  # prevents a warning of the transformers Trainer
             setattr(model.config, name, number)
         return model, HfViTProcessor(image_processor, tokenizer)
 

@@ -105,7 +105,7 @@ class ClassificationEvaluator(BaseEvaluator):
 
 
 class MultiLabelEvaluator(ClassificationEvaluator):
-    """Predict and score several labels or values of each image."""
+    """Evaluator of multi-label classification and regression."""
 
     class_score = "AP"
 
@@ -118,12 +118,12 @@ class MultiLabelEvaluator(ClassificationEvaluator):
         return {kind: dict(zip(self.metric.names, own, strict=True)) for kind, own in answers.items()}
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draw nothing: a confusion matrix needs one label per image."""
+        """Draw nothing, because a confusion matrix needs one label per image."""
         return {}
 
 
 class RegressionEvaluator(MultiLabelEvaluator):
-    """Predict and score the values of each image."""
+    """Evaluator of regression, which predicts and scores the values of each image."""
 
     parts, class_score = "values", "R2"
 
@@ -413,7 +413,7 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
     """Scale a new linear layer, so that its outputs have the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
-    if classifier.bias.any():  # the classifier is trained: a new one has zero biases
+    if classifier.bias.any():  # keep a trained classifier: a new one has zero biases
         return
     means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
     classifier.bias.copy_(torch.tensor(means.tolist()))

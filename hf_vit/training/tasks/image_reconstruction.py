@@ -98,7 +98,7 @@ class ReconstructionEvaluator(BaseEvaluator):
     """Score reconstructions by PSNR and SSIM, at the size of the model input and with pixels in [0, 1]."""
 
     caption = "Image, reconstruction, half way to the image below, and a sample"
-    linear: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)  # mean (E,), directions (E, Z) of a PCA
+    linear: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)  # mean (E,), directions (E, Z) of the PCA
 
     def describe_evaluation(self) -> str:
         """Return a description of the scores."""

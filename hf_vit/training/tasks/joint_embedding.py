@@ -267,7 +267,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
             count, options = self.views.num_global + self.views.num_local, self.options
             size = (
                 options.num_prototypes if options.objective == "dino" else 1
-            )  # at least 1, because the loss of empty embeddings is undefined
+            )  # at least one image, because the loss of no embeddings is undefined
             return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
         embeds: Tensor = model(**views, return_loss=False).embeds
         return embeds
@@ -284,7 +284,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores, with the loss of all images as one batch."""
-        embeds = torch.stack([own for own, _ in self.metric.records])  # (N, V, E), the images of all processes
+        embeds = torch.stack([own for own, _ in self.metric.records])  # embeddings (N, V, E) from all processes
         options, num_global = self.options, self.views.num_global
         if options.objective == "dino":
             first = embeds[:, :num_global]

@@ -32,7 +32,7 @@ from ..publishing.model_card import Usage
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
 
 
-BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # from MAE, https://arxiv.org/abs/2111.06377
+BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # values from MAE, https://arxiv.org/abs/2111.06377
 
 
 @dataclass
@@ -66,9 +66,9 @@ class MaskedImageArguments(UnlabeledArguments):
 class MaskedImage:
     """Outputs of a model for an image."""
 
-    pixel_values: Tensor  # (C, H, W), the model input
-    mask: Tensor  # (h, w) bool, True for masked patches
-    reconstruction: Tensor  # (C, H, W) in the units of `pixel_values`
+    pixel_values: Tensor  # model input (C, H, W)
+    mask: Tensor  # patch mask (h, w) bool, True for masked patches
+    reconstruction: Tensor  # reconstruction (C, H, W) in the units of `pixel_values`
     class_number: int | None  # class predicted by nearest neighbors, None if no labels exist
 
 

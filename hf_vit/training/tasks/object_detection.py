@@ -141,7 +141,7 @@ class DetectionEvaluator(Evaluator):
 
 def corners_of(size: Tensor) -> Tensor:
     """Return factors (4,) that convert relative box corners to pixels, for an image of height and width (2,)."""
-    return size.double().flip(0).repeat(2)  # width, height, width, height
+    return size.double().flip(0).repeat(2)  # width, height, width, height of the image
 
 
 def warn_of_full_images(data: TargetData, num_queries: int) -> None:

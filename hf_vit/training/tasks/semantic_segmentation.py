@@ -246,7 +246,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
-    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU of each candidate scale
+    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU by candidate scale
 
     @property
     def held_out_for(self) -> str:
@@ -278,7 +278,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))
-        whole, better = list[Any](), dict[float, float]()  # records at scale 1, and mean IoU of better scales
+        whole, better = list[Any](), dict[float, float]()  # metric records at scale 1; mean IoU of better scales
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
             with trainer.evaluating_with(trainer.evaluator):

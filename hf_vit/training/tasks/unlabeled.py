@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 # Model card code that uses a model in the transformers pipeline for feature extraction
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # training on 900 photos hardly improved random weights, on 3,000 photos it did (model_cards/)
+FEW_IMAGES = 2000  # training improved random weights on 3,000 photos, but hardly on 900 (model_cards/)
 RAW_SIZE = 32  # side in pixels of the downscaled images of the raw pixel baseline
 
 
@@ -42,7 +42,7 @@ class NeighborEvaluator(BaseEvaluator):
     baseline_name: ClassVar[str]
     known: TargetDataset  # training images that have a class label
     is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
-    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D) and classes (M,)
+    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D), classes (M,) of known
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
@@ -136,7 +136,7 @@ class UnlabeledTask(Task):
         return TargetDataset(self.loaded.known, masked_image_target)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluate the baseline of the evaluator on all processes."""
+        """Evaluate the baseline that the evaluator defines, on all processes."""
         assert isinstance(trainer.evaluator, NeighborEvaluator)
         evaluator = replace(trainer.evaluator, is_baseline=True)
         with trainer.evaluating_with(evaluator):

@@ -353,7 +353,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     options: ImageTextArguments
 
     labeled: TargetData | None = field(init=False, default=None)  # split of labeled images for zero-shot evaluation
-    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # card rows of the zero-shot evaluation
+    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # model card rows of this evaluation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -362,14 +362,14 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
                 f"repeated_augmentations={self.args.repeated_augmentations} puts an image into a batch several "
                 "times, which the loss would treat as different images. Remove it."
             )
-        if not self.args.dataloader_drop_last:  # several processes would complete the last batch with repeated images
+        if not self.args.dataloader_drop_last:  # with several processes, repeated images would complete the last batch
             raise ValueError(
                 "dataloader_drop_last=False could put an image into a batch twice, which the loss would treat as "
                 "different images. Remove it; the next epoch shuffles all images again."
             )
 
     def note_data(self) -> list[str]:
-        """Open and check the labeled images, in addition to the data notes."""
+        """Return notes about the data, and open and check the labeled images."""
         self.labeled = load_zero_shot(self.options, self.args)
         return super().note_data()
 
@@ -428,7 +428,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return scores["accuracy"]
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Return the scores of random retrieval."""
+        """Return the name and scores of the baseline, which retrieves at random."""
         return "chance", random_retrieval_recall(list(map(len, self.loaded.splits[split]["captions"])))
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
