@@ -398,7 +398,7 @@ class HfViTTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the schedule. If a resumed run has another length, its remaining steps complete the schedule."""
+        """Create the schedule. If a resumed run has a new number of steps, its remaining steps complete the schedule."""
         if [*self.lengths.values()][-1:] != [num_training_steps]:
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]

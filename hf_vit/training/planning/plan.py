@@ -217,7 +217,7 @@ class Planner:
         return chosen
 
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
-        """Return the task with the chosen options, and with the data of `loaded`."""
+        """Return the task with the chosen options, and with the data of the task `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
         if "config_overrides" in chosen:  # these chosen fields include those that the user gave
             values["config_overrides"] = chosen["config_overrides"]

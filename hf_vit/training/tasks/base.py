@@ -484,7 +484,7 @@ class Task(ABC):
         return ""
 
     def card_texts(self) -> tuple[Usage, str, str]:
-        """Return `usage`, `limits` and `parts` of the card, which may depend on the data."""
+        """Return the model card fields `usage`, `limits` and `parts`, which may depend on the data."""
         return self.usage, self.limits, self.parts
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:

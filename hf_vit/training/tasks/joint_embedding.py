@@ -340,7 +340,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
     def augmentation_options(self) -> dict[str, Any]:
-        """Return options without random crops and flips, because views are drawn for whole batches."""
+        """Return augmentation options without random crops and flips, because views are drawn for whole batches."""
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0}
 
     def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:

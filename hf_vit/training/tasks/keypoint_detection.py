@@ -212,7 +212,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         return {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the option of a norm without batch statistics, so that results do not depend on the batch size."""
+        """Return the head option for a norm without batch statistics, so that results do not depend on batch size."""
         return {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
 
     @property

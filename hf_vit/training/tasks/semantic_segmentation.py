@@ -303,7 +303,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return 2
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the option of a norm without batch statistics, so that results do not depend on the batch size."""
+        """Return the head option for a norm without batch statistics, so that results do not depend on batch size."""
         return {"norm": "layer"} if self.options.given_options().get("head") == "linear" else {}
 
     @cached_property

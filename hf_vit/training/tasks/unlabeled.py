@@ -42,7 +42,7 @@ class NeighborEvaluator(BaseEvaluator):
     baseline_name: ClassVar[str]
     known: TargetDataset  # training images that have a class label
     is_baseline: bool = field(default=False, kw_only=True)  # whether to use raw pixels as features
-    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D), classes (M,) of known
+    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features and classes of `known`
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
