@@ -48,9 +48,7 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare the training conditions (options and data) of a run with those in a checkpoint.
-
-    Conditions whose name occurs in only one of them are ignored.
+    """Compare the options and data of a run with those of a checkpoint. Names that occur in only one are ignored.
 
     Args:
         task: The task to resume.

@@ -121,7 +121,7 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator.threshold = self._set_threshold(self.thresholds[False])
 
     def _set_threshold(self, threshold: Threshold | None) -> float | None:
-        """Set the score threshold of the model and its image processor, or remove it if None, and return its value."""
+        """Set the score threshold of the model and its image processor (None removes it), and return its value."""
         processor = self.evaluator.processor
         processor.nms_threshold = None if threshold is None else threshold.nms
         processor.class_agnostic_nms = True if threshold is not None and threshold.is_class_agnostic else None

@@ -341,7 +341,7 @@ def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
 
 
 def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, str]:
-    """Return the task of a saved model, a trainer to evaluate it, and the split. Raises the errors of `prepare`."""
+    """Return the task of a saved model, a trainer to evaluate it, and its split. Raises the errors of `prepare`."""
     task, saved = plan_evaluation(values)
     check_writable(Path(task.args.output_dir))
     trainer, split = task.make_evaluation_trainer(saved)

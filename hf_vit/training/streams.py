@@ -107,7 +107,7 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     num_evaluated = args.max_eval_samples or MAX_STREAMED
-    num_scored = num_evaluated if len(streams) == 1 else 0  # number of training images that are evaluated
+    num_scored = num_evaluated if len(streams) == 1 else 0  # evaluated training images, if there is no other split
     num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
     counts = dict.fromkeys(streams, num_evaluated) | {"train": max(num_scored + num_known, batch_size)}
     first = TargetData(first_images(shuffled, counts), masked_image_target)
@@ -193,7 +193,7 @@ class StreamPosition(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
         """Set the start position of the stream; raise `ValueError` if the batch size or process count has changed."""
-        stream = train_dataloader.dataset  # allowed, because the loader has not read any image at this point
+        stream = train_dataloader.dataset  # changed before the loader reads its first image
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:

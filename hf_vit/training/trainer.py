@@ -142,7 +142,7 @@ class HfViTTrainer(Trainer):
         counting = HfViTForObjectDetection | HfViTForKeypointDetection | HfViTForImageTextToText
         counts = isinstance(self.plain_model, counting)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
-        # The filter would hide non-finite losses, and wait for the GPU in every batch.
+        # This filter for NaN and infinity would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
@@ -398,7 +398,7 @@ class HfViTTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the schedule. If a resumed run has a new number of steps, its remaining steps complete the schedule."""
+        """Create the schedule. If a resumed run changes its number of steps, the remaining steps complete it."""
         if [*self.lengths.values()][-1:] != [num_training_steps]:
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]

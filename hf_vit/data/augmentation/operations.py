@@ -156,7 +156,7 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3). Unlabeled and outside keypoints become 0."""
+    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3). Unlabeled keypoints and those outside become 0."""
     return zero_keypoints_outside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 

@@ -251,7 +251,7 @@ def _year(path: Path) -> Path:
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
         raise ValueError(
-            f"{path} has VOC data of several years: {joined(sorted(year.name for year in years))}. Give the path of one."
+            f"{path} has several VOC years: {joined(sorted(year.name for year in years))}. Give the path of one."
         )
     return years[0] if years else path
 

@@ -273,7 +273,7 @@ def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[
 
 
 def tar_label(features: Mapping[str, Any]) -> list[str]:
-    """Return a list with the label column of tar files: `cls`, a usual name in `json`, or `txt`; empty if there is none."""
+    """Return a list with the label column of tar files: `cls`, a usual name in `json`, or `txt`; empty if none."""
     usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
     candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
     return [name for name in candidates if name in features][:1] if URL in features else []

@@ -96,7 +96,7 @@ class WeightAverage:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds. Writing to it changes the tensor."""
+    """Return the part of a tensor that this process holds. Writing to this part changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

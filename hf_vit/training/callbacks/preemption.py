@@ -140,7 +140,7 @@ class SafeStop(TrainerCallback):
         if not self._number:
             return
         control.should_training_stop = True
-        # After the last step of an epoch, do not save yet: the end of the epoch saves, after its evaluation.
+        # After the last step of an epoch, save later: after the evaluation at the end of the epoch.
         control.should_save = not float(state.epoch or 0.0).is_integer()
         if args.save_strategy == SaveStrategy.BEST:  # in this mode, transformers would only save the best checkpoint
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS

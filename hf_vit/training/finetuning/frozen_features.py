@@ -268,7 +268,7 @@ class FrozenFeatures:
         self.dataset = FeatureDataset(**known, rows=rows, num_views=self.options.cached_views)
 
     def _probe(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], FrozenPart]:
-        """Return the features of a batch that the loss depends on, and the part that computes them."""
+        """Return the features of a batch that the loss depends on, and the part of the model that computes them."""
         trainer, model = self.trainer, self.trainer.model
         part = FrozenPart.of(trainer.plain_model, trainer.frozen)
         assert part is not None  # `check_cache` raises an error if there is no frozen part

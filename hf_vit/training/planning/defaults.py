@@ -230,7 +230,7 @@ def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> 
 
 
 def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Return view options: for large images, a canvas larger than a view; without a GPU, fewer local views."""
+    """Return options of random views: a larger canvas for large images, and fewer local views without a GPU."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-Start = Literal["scratch", "backbone", "head"]  # new weights, a saved backbone, or a saved model of the same task
+Start = Literal["scratch", "backbone", "head"]  # new weights, a saved backbone, or a saved model of this task
 
 
 @dataclass(frozen=True)

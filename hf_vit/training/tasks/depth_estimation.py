@@ -210,7 +210,7 @@ print(result["predicted_depth"])  # (height, width)""",
         return {"max_depth": choose_max_depth(self.depths["train"])}
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Return the evaluator; warn about depths out of range, and raise `ValueError` if a split has mostly these."""
+        """Return the evaluator. Warn about depths out of range; raise `ValueError` if a split has too many of them."""
         evaluator = super().open_evaluator(model, processor)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth

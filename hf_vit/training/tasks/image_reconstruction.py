@@ -134,7 +134,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return results
 
     def pictures(self, model: HfViTForImageReconstruction, latents: Tensor) -> list[Tensor]:
-        """Return images between the latents (B, Z, h, w) and their successors, and for "kl" samples from the prior."""
+        """Return images decoded halfway between successive latents (B, Z, h, w), and for "kl" samples of the prior."""
         halves = [model.decode((latents + latents.roll(-1, 0)) / 2).sample]
         if model.options.latent_type != "kl":
             return halves

@@ -37,7 +37,7 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
-# Detections with lower scores are omitted, because they hardly change average precision.
+# Detections with scores below this value are omitted, because they hardly change average precision.
 MIN_INSTANCE_SCORE = 0.05
 
 
@@ -165,7 +165,7 @@ class MaskAnnealing(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **kwargs: Any
     ) -> None:
-        """Set the probabilities for the next step; they are 0 after the last step."""
+        """Set the probabilities of masked attention for the next step; they are 0 after the last step."""
         model.anneal_masks(state.global_step / state.max_steps)
 
     on_step_end = on_train_begin

@@ -253,7 +253,7 @@ class ImageTextEvaluator(BaseEvaluator):
 
 
 def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArguments) -> TargetData | None:
-    """Open a split of the zero-shot dataset, if one is given, with the checks and limits of the captioned images.
+    """Open a split of the zero-shot dataset, if one is given, with the same checks and limits as for captioned images.
 
     Raises `ValueError` if the split does not exist.
     """
@@ -413,7 +413,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return scores, pictures
 
     def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
-        """Evaluate zero-shot classification on all processes. Write `zero_shot_…` scores, return the accuracy."""
+        """Evaluate zero-shot classification on all processes, write the scores, and return the accuracy."""
         processor, templates = trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
