@@ -173,7 +173,7 @@ def find_incomplete(checkpoint: Path) -> str | None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Describe the truncated files of a checkpoint, or return None. Only the ends of files are read."""
+    """Describe the truncated files of a checkpoint, without reading whole files; return None if there are none."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_complete_safetensors(file)]
     # A zip file ends with its table of contents, so a truncated file is not a valid zip file.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
