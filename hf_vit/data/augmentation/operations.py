@@ -16,7 +16,7 @@ from ...model.image_geometry import crop_regions, sample_pixels, zero_keypoints_
 from ...model.image_inputs import read_image
 
 
-GRAY = 128  # pixel value of padding, which is near zero after normalization
+GRAY = 128  # pixel value of padded or erased regions, near zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:
