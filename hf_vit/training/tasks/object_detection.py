@@ -237,7 +237,7 @@ print(len(result["boxes"]), "objects")""",
     options: DetectionArguments
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Return image processor options without non-maximum suppression, which is chosen later on validation images."""
+        """Return image processor options without non-maximum suppression, chosen later on validation images."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def make_trainer(self) -> EvaluatorTrainer:
