@@ -38,7 +38,8 @@ from .helpers.options import given_arguments, parse_arguments
 
 SHAPE = {**encoder_shape(16, 2, 32), "patch_size": 8}
 OPTIONS = {"preset": "tiny", "image_size": 16, "config_overrides": SHAPE, "max_steps": 2, "use_cpu": True}
-OPTIONS |= {"per_device_train_batch_size": 4, "report_to": "none", "bf16": False}  # float32, as in evaluation
+# Training uses float32, like evaluation.
+OPTIONS |= {"per_device_train_batch_size": 4, "report_to": "none", "bf16": False}
 
 
 @pytest.fixture(autouse=True)
@@ -312,7 +313,7 @@ def test_a_call_trains_like_the_command(workplace: Path, capsys: pytest.CaptureF
     assert all(recipe.get(name) == OPTIONS[name] for name in OPTIONS if name not in ("config_overrides", "report_to"))
     assert Path(recipe["dataset_name"]).name == "photos"
     assert parse_arguments(types, [recipe])[1].max_steps == 2
-    # The next training run gets a new output folder.
+    # By default, a second training run gets a new output folder.
     plan: list[str] = []
     hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)
     assert any("Output: outputs/photos-image-classification-2" in line for line in plan)
@@ -415,7 +416,7 @@ cli.main(["info"])
 
 def test_a_working_directory_that_is_gone_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    # The installed command also starts without importing the package first.
+    # Like the installed command, Python starts here without importing the package first.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "hf_vit")}
     words = [sys.executable, "-c", GONE]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)

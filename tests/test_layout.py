@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TRAVELING = [path for path in FILES if path.parent == PACKAGE / "model"]
 
 OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
-# Files saved with checkpoints may always import the first set of modules, and the second only if it is installed.
+# Modules that the Python files of checkpoints may import: `ALWAYS_THERE` always, `OPTIONAL` only if installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each folder may import only from the folders listed before it.
@@ -50,19 +50,19 @@ def nodes_with_parents(
 
 
 def is_inside(parents: tuple[ast.AST, ...], *words: str) -> bool:
-    """Return whether a syntax node is inside an `if` statement with these words in its condition."""
+    """Return whether a syntax node is inside an `if` statement whose condition contains the given words."""
     tests = [ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If)]
     return any(all(word in test for word in words) for test in tests)
 
 
 def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is the import for `optimize=True`, the only import of hf_vit allowed in these files."""
+    """Return whether a node is the import for `optimize=True`, the only import of hf_vit in checkpoint files."""
     is_tried = any(isinstance(parent, ast.Try) and node in parent.body for parent in parents)
     return is_tried and ast.unparse(node) == "from hf_vit.inference.optimize import optimize_for_inference"
 
 
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is in `_import_saved_files`, whose imports make transformers copy the imported files."""
+    """Return whether a node is in `_import_saved_files`. Its imports make transformers copy the imported files."""
     return any(isinstance(parent, ast.FunctionDef) and parent.name == "_import_saved_files" for parent in parents)
 
 

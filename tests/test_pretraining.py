@@ -25,12 +25,12 @@ OPTIONS |= {"use_cpu": True, "report_to": "none"}
 
 @dataclass
 class Trainings:
-    """Replacement of `train` that records its calls and returns fixed scores for each output folder."""
+    """Replacement for `train` that records its calls and returns fixed scores for each output folder."""
 
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
     greater_is_better: bool = True
-    missing: bool = False  # whether the images have no labels
+    missing: bool = False  # whether labels are missing
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     def __call__(self, *words: Any, report: Any, model: Any = None, **options: Any) -> Any:
@@ -102,7 +102,7 @@ def test_a_loss_and_missing_labels_are_reported(monkeypatch: pytest.MonkeyPatch,
     result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "unlabeled")
     assert (result.gain, result.best) == (None, None)
     assert any("No labels" in line and "No classes are there." in line for line in said)
-    # A labeled dataset without classes raises an error if it was passed explicitly.
+    # If the labeled dataset was passed explicitly, missing classes raise an error.
     with pytest.raises(ValueError, match="No classes are there"):
         call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
 
@@ -157,7 +157,7 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 def test_pretraining_writes_models_and_a_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
-    # Three seconds are not enough for 20 steps of each training run.
+    # The time budget of three seconds is too short for 20 steps of each training run.
     for module in (plan, keep_budget):
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
     monkeypatch.setattr(budget, "LEAST_TIMED", 1)

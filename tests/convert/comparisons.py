@@ -14,7 +14,7 @@ from ..helpers.references import assert_close
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-# Names of tensors without effect on outputs: key biases, which the softmax cancels, and batch counters.
+# Names of tensors that do not affect the outputs: key biases, which the softmax cancels, and batch counters.
 WITHOUT_EFFECT = r".*(\.(key|k_proj)\.bias|num_batches_tracked)"
 
 
@@ -31,7 +31,7 @@ def gradient(outputs: Iterable[Tensor], images: Tensor) -> Tensor:
 def assert_all_matter(source: nn.Module, outputs: Mapping[str, Tensor], unused: str = "") -> None:
     """Assert that each weight of a source model with random weights affects the outputs.
 
-    If a converted model has equal outputs, the conversion has therefore used all weights. Weights whose names match
+    If the converted model then has the same outputs, the conversion has used all weights. Weights whose names match
     the regular expression `unused` are not checked.
     """
     total = random_sum(value / value.detach().abs().max() for value in outputs.values())
@@ -66,6 +66,6 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
 
 
 def reconfigure(folder: Path, **changes: Any) -> None:
-    """Change fields in the config.json of a folder."""
+    """Change fields in the file config.json of a folder."""
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

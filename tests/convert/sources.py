@@ -66,7 +66,7 @@ def eomt(mask_probability: float, is_dinov3: bool = False, **options: Any) -> nn
     else:
         model = hf.EomtForUniversalSegmentation(hf.EomtConfig(**EOMT, mlp_ratio=2, **options))
     model.attn_mask_probs.fill_(mask_probability)
-    # The masks are float32, which torch rejects in a float64 model.
+    # The attention masks are float32. torch does not accept them in a float64 model.
     for layer in model.layers:
         layer.register_forward_pre_hook(
             lambda _, inputs: tuple(value if value is None else value.to(inputs[0].dtype) for value in inputs)
@@ -136,7 +136,7 @@ def run(model: nn.Module, images: Tensor, **inputs: Any) -> Outputs:
 
 
 def run_lw_detr(source: Any, images: Tensor) -> Outputs:
-    """Return all outputs of all layers of the source model."""
+    """Return the outputs of all decoder layers of the source model (LW-DETR)."""
     outputs = source.model(images)
     states, (start,) = outputs.intermediate_hidden_states, outputs.intermediate_reference_points
     offsets = source.bbox_embed(states)
@@ -153,7 +153,7 @@ def run_lw_detr(source: Any, images: Tensor) -> Outputs:
 
 
 def run_detector(model: Any, images: Tensor) -> Outputs:
-    """Return all outputs of all layers of our model."""
+    """Return the outputs of all decoder layers of our detection model."""
     predictions: list[Any] = []
     hook = model.detection_head.register_forward_hook(lambda *call: predictions.extend(call[-1]))
     outputs = run(model, images)
@@ -164,12 +164,12 @@ def run_detector(model: Any, images: Tensor) -> Outputs:
 
 @dataclass(frozen=True)
 class Case:
-    """A transformers model (the source), and how it is compared with ours.
+    """A transformers model (the source), and the settings for comparing it with our model.
 
     Args:
         build: Builds the source from configuration options; by default, from the name of the case.
         options: Configuration options that are passed to `build`.
-        outputs: Names of the compared outputs, in addition to hidden states.
+        outputs: Names of the outputs that are compared in addition to the hidden states.
         model_class: Name of our class with the same architecture, without the prefix `HfViT`.
         run: Function that returns the outputs of the source.
         run_ours: Function that returns the outputs of our model.
@@ -238,13 +238,14 @@ def pose(expert: int | None = None, **options: Any) -> Case:
 FLAT = {"inputs": flattened}
 MASKED = {"inputs": masked}
 POOLED, LAST, MAPS = ("pooler_output",), ("last_hidden_state",), ("feature_maps",)
-NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model uses mean pooling instead of this head
+NO_HEAD = {"unused": r"vision_model\.head\..*"}  # our model uses mean pooling instead of this attention head
 OF_VISION = {"part": "vision_model"}
 NO_BIASES = {"query_bias": False, "value_bias": False, "mlp_bias": False}
-FIRST_RESIDUAL = r".*fusion_stage\.layers\.0\.residual_layer1\..*"  # the first fusion layer does not use it
+# Weights that the first fusion layer of DPT does not use.
+FIRST_RESIDUAL = r".*fusion_stage\.layers\.0\.residual_layer1\..*"
 DPT_UNUSED = rf".*layernorm\..*|{FIRST_RESIDUAL}"
 SQUARES, SHAPES = (NATIVE, (24, 24)), ((40, 40), (24, 48))
-# Name of the source class, optionally with a variant -> case.
+# Maps the name of a source class, optionally followed by a variant, to its case.
 ENCODERS: dict[str, Case] = {
     "ViTModel": Case({}),
     "ViTForImageClassification": classifier(qkv_bias=False, hidden_act="relu"),
@@ -329,7 +330,7 @@ CASES: dict[str, Case] = {
         **{"neck_hidden_sizes": [12, 16, 20], "reassemble_factors": [2, 1, 0.5]},
     ),
     "LW-DETR": deformable((32, 32)),
-    # The position table is resampled to another grid in this case.
+    # At this image size, the position table is resampled to another grid.
     "LW-DETR, two levels": deformable((48, 80), projector_scale_factors=[2.0, 0.5]),
     "LW-DETR, wide, narrowed": deformable(
         (32, 32),
@@ -348,9 +349,9 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype = torch.float32) -> Te
 
 
 def draw_source(source: nn.Module) -> nn.Module:
-    """Draw random weights, fixed position tables, and statistics of batch norms."""
+    """Draw random values for the weights, fixed position tables and batch norm statistics of a model."""
     for name, parameter in source.named_parameters():
-        if name.endswith("embeddings.position_embeddings"):  # position tables of MAE are not trained
+        if name.endswith("embeddings.position_embeddings"):  # MAE does not train its position tables
             parameter.requires_grad_()
     draw_weights(source)
     generator = torch.Generator().manual_seed(3)
@@ -359,10 +360,10 @@ def draw_source(source: nn.Module) -> nn.Module:
         if is_lw_detr and "gamma_" in name:  # layer scale of LW-DETR, whose last block has no norm after it
             parameter.data.mul_(0.5)
         elif is_lw_detr and ("reference_point" in name or "bbox_embed.layers.2" in name):
-            parameter.data.mul_(0.3)  # small, because the decoder takes the exponential of the outputs
-        elif name == "logit_scale":  # a small scale, so that logits vary and the loss is not zero
+            parameter.data.mul_(0.3)  # these outputs are kept small, because the decoder takes their exponential
+        elif name == "logit_scale":  # the logit scale is small, so that the loss is not zero
             parameter.data.fill_(1.0)
-        elif name == "decoder.decoder_pos_embed":  # only the position of the CLS token is zero
+        elif name == "decoder.decoder_pos_embed":  # only the position embedding of the CLS token is zero
             parameter.data[:, 1:] = torch.randn(parameter[:, 1:].shape, generator=generator)
     for module in source.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -376,7 +377,7 @@ def save_source(name: str, folder: Path, dtype: torch.dtype = torch.float32, **o
     case = CASES[name]
     source = draw_source((case.build or partial(by_name, name))(**{**case.options, **options})).to(dtype)
     source.save_pretrained(folder)
-    if isinstance(source, hf.LwDetrForObjectDetection):  # LW-DETR derives the windows from the image size
+    if isinstance(source, hf.LwDetrForObjectDetection):  # LW-DETR derives the window size from the image size
         height, width = case.sizes[0]
         hf.DeformableDetrImageProcessor(size={"height": height, "width": width}).save_pretrained(folder)
     return source

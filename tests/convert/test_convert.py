@@ -30,7 +30,7 @@ def make_vit(**options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with a classifier that transformers has saved."""
+    """Return a folder with a classifier saved by transformers."""
     make_vit().save_pretrained(tmp_path / "published")
     return tmp_path / "published"
 
@@ -46,7 +46,7 @@ def test_shards_pickles_and_files_open_too(folder, tmp_path):
     expected = HfViTForImageClassification.from_pretrained(folder)
     make_vit().save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    for place in (tmp_path / "shards", folder / WEIGHTS):  # a weight file is read with the config.json next to it
+    for place in (tmp_path / "shards", folder / WEIGHTS):  # the config.json next to a weight file is used
         assert_same_weights(HfViTForImageClassification.from_pretrained(place), expected)
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
@@ -76,7 +76,8 @@ def test_labels_are_kept_and_changed_labels_reinitialize_the_head(folder):
     assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
     config = json.loads((folder / "config.json").read_text())
     unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # id2label is optional
+    # A config.json without id2label is valid.
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))
     model = HfViTForImageClassification.from_pretrained(folder)
     assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
 
@@ -188,7 +189,7 @@ def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
 
 
 DENSE_CLASSES = MODEL_CLASSES[3:]
-# Options of heads that work with an encoder of two blocks.
+# Head options that are valid for an encoder with two blocks.
 SMALL_HEADS = {
     "segmentation_config": {"hidden_size": 8},
     "universal_segmentation_config": {"num_blocks": 1, "num_queries": 5},
@@ -242,7 +243,7 @@ def test_geometry_changes_as_after_loading(model_class, geometry, registers):
 
 def test_an_enlarged_image_under_enlarged_patches_looks_the_same(registers):
     images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(8, 2)
-    images = images.repeat_interleave(8, 3)  # patches are constant, so enlarging does not blur them
+    images = images.repeat_interleave(8, 3)  # each patch has one color, so enlarging does not blur it
     enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
     model = HfViTForImageClassification.from_pretrained(registers)
     larger = HfViTForImageClassification.from_pretrained(registers, patch_size=16, image_size=64)
@@ -267,7 +268,7 @@ def test_registers_are_added_behind_the_old_ones_and_the_cls_token_goes_with_a_p
     model = HfViTForImageClassification.from_pretrained(registers, **options)
     assert model.model.embeddings.cls_token is None
     assert model(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 3)
-    # The option use_cls_token adds a CLS token, which this pooling needs.
+    # The option use_cls_token adds a CLS token, which pooling="cls" requires.
     hf.IJepaModel(hf.IJepaConfig(**SHAPE)).save_pretrained(tmp_path)
     model = HfViTModel.from_pretrained(tmp_path, use_cls_token=True, pooling="cls")
     outputs = model(torch.zeros(1, 3, 32, 32))

@@ -98,9 +98,9 @@ def test_texts_for_siglip_are_filled_up(tmp_path):
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # attention mask as returned by the tokenizers of other models
+    mask = torch.ones_like(texts)  # an attention mask, as other tokenizers return it
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
-    # transformers computes other features from texts that are not padded to the maximum length.
+    # In transformers, the features of a text differ if it is not padded to the maximum length.
     short = source.get_text_features(texts).pooler_output
     assert (short - expected).abs().max() > 0.1 * expected.abs().max()
     as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})

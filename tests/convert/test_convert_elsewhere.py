@@ -1,4 +1,4 @@
-"""Test checkpoints on the Hub, and converted checkpoints without the package.
+"""Test checkpoints on the Hub, and converted checkpoints in an environment without the package.
 
 Two processes, one with the package and one without, compute the results for all tests.
 """
@@ -105,7 +105,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(place):
-    """Return a model that is written as in tutorials, after converting it to `digits`."""
+    """Return a model written in the style of ViT tutorials. Its converted checkpoint is in the folder `digits`."""
     source, lines = ConvolutionViT().eval(), []
     convert(saved(source, place), place / "digits", **GELU, report=lines.append)
     assert sum(line.endswith(" equal") for line in lines) == 2

@@ -19,7 +19,7 @@ from .comparisons import assert_all_matter, assert_same_outputs, dtypes, gradien
 from .sources import CASES, NATIVE, SHAPE, draw_images, interpolate_positions, run_source, save_source
 
 
-# Parts of models that test_convert_tasks.py and test_convert_contrastive.py compare instead.
+# Parts of models that are not compared here but in test_convert_tasks.py and test_convert_contrastive.py.
 OTHER_PARTS = ("masked_image_modeling_head.", "text_model.", "contrastive_head.")
 
 
@@ -62,11 +62,11 @@ def test_pixels_beyond_whole_patches_are_left_out(name, tmp_path):
     images = draw_images((36, 36))
     whole = images[:, :, :32, :32]
     options = {"interpolate_pos_encoding": True} if "Dinov2" not in name else {}
-    for seen, sizes in ((images, {}), (whole, options)):  # some sources need an argument to resample positions
+    for seen, sizes in ((images, {}), (whole, options)):  # most source models resample positions only on request
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 
-# LW-DETR and ViTPose are excluded because their heads replace the final norm or its features.
+# LW-DETR and ViTPose are excluded because their heads replace the final norm or its output.
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("LW-DETR", "ViTPose"))])
 @pytest.mark.parametrize("model_class", MODEL_CLASSES)
 @pytest.mark.thinned(6)
@@ -74,7 +74,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights
     base = {key.removeprefix("model."): value for key, value in weights.items() if "classifier." not in key}
-    # These head options work with two blocks and without a CLS token.
+    # These head options are valid for an encoder with two blocks and without a CLS token.
     heads = {"universal_segmentation_config": {"num_blocks": 1}, "depth_config": {"readout_type": "ignore"}}
     is_classifier = model_class is HfViTForImageClassification
     is_same = not is_classifier and model_class is CASES[name].our_class
@@ -123,7 +123,7 @@ def test_opens_under_every_class_with_only_the_head_new(name, model_class, tmp_p
     ],
 )
 def test_unsupported_configuration_fields_raise(name, changes, message, tmp_path):
-    """Change fields of the configuration (for ViTPose, of the backbone) or select an expert by an argument."""
+    """`changes` replaces fields of the configuration (for ViTPose, of the backbone) or selects an expert."""
     save_source(name, tmp_path)
     chosen = changes if "dataset_index" in changes else {}
     if "ViTPose" in name:
@@ -151,10 +151,10 @@ class Reads(dict):
 
 
 MULTIMODAL = ("text_config", "projection_dim", "logit_scale_init_value", "initializer_factor", "tie_word_embeddings")
-# Names of configuration fields for matching and losses.
+# Names of configuration fields for the matching of predictions to targets and for losses.
 MATCHING = ("class_cost", "bbox_cost", "giou_cost", "eos_coefficient", "auxiliary_loss")
-# Fields of transformers configurations that do not affect our outputs: they concern other parts of the model or
-# training, or the weights imply them.
+# Fields of transformers configurations that do not affect our outputs: they concern training or other parts of the
+# model, or they can be derived from the weights.
 FIELDS_WITHOUT_EFFECT = {
     "vit": ("encoder_stride",),
     "deit": ("encoder_stride",),
@@ -171,7 +171,8 @@ FIELDS_WITHOUT_EFFECT = {
     "lw_detr": (
         *(*MATCHING, "class_loss_coefficient", "dice_loss_coefficient", "focal_alpha", "init_std"),
         "disable_custom_kernels",
-        *("projector_in_channels", "projector_out_channels", "num_feature_levels"),  # derived from other fields
+        # Fields that are derived from other fields.
+        *("projector_in_channels", "projector_out_channels", "num_feature_levels"),
     ),
     "vitpose": ("initializer_range",),
     "vitpose_backbone": ("num_experts", "part_features"),

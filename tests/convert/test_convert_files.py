@@ -1,4 +1,4 @@
-"""Test that weight files in original layouts, without a configuration, open as the models that timm reads."""
+"""Test that weight files in original layouts, without a configuration, give the same outputs as in timm."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ from ..helpers.timm_models import SMALL, assert_equals_timm
 from .test_convert_open_clip import as_open_clip, make_source, state_of_clip
 
 
-# All attention heads have the width 64, which is assumed because the files do not contain the number of heads.
+# All attention heads have a width of 64, which is assumed for files that do not contain the number of heads.
 FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
 PLAIN, NO_HEAD = "vit_base_patch16_224", {"num_classes": 0}
 
@@ -97,8 +97,8 @@ def teacher_backbone(state, model):
 
 
 CLS = {**NO_HEAD, "global_pool": "token"}
-# Name -> timm architecture, its options, a function that returns the weights in the layout of the original file, and
-# the timm function that reads this layout.
+# Name of a layout -> timm architecture, its options, a function that returns weights in the layout of the original
+# file, and the timm function that reads this layout.
 META_FILES = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
     "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
@@ -124,10 +124,10 @@ def test_file_of_meta_equals_timm(name, tmp_path):
     torch.save(content, tmp_path / "published.pth")
     theirs = timm.create_model(architecture, **{**FILE, **options}).double()
     theirs.load_state_dict(read(content, theirs))
-    # DeiT III files have the same tensor names as timm models with rotary positions.
+    # DeiT III needs the architecture, because its tensor names equal those of timm models with rotary positions.
     untold = {"architecture": architecture} if name == "DeiT III" else {}
     opened = partial(model_class_of(options).from_pretrained, tmp_path / "published.pth", **untold)
-    # Original implementations resample positions differently, so the configuration specifies the method.
+    # Original implementations differ in how they resample positions, so the configuration specifies the method.
     assert_equals_timm(theirs, lambda dtype: opened(dtype=dtype), resampled="DINOv3" in name)
 
 
@@ -139,7 +139,7 @@ def resampled(table, grid, offset):
         centers = (np.arange(target) + 0.5) * side / (target + offset) - 0.5
         x = np.abs(centers[:, None] - np.arange(-2, side + 2))
         kernel = np.select([x <= 1, x < 2], [1.25 * x**3 - 2.25 * x**2 + 1, -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)])
-        kernel[:, 2] += kernel[:, :2].sum(1)  # rows beyond the border repeat the border
+        kernel[:, 2] += kernel[:, :2].sum(1)  # rows outside the table repeat its border
         kernel[:, -3] += kernel[:, -2:].sum(1)
         return torch.from_numpy(kernel[:, 2:-2])
 
@@ -167,7 +167,7 @@ def test_positions_are_resampled_as_in_the_code_of_the_source(name, offset, anti
     table = ours.embeddings.position_embeddings[:, config.num_prefix_positions :]
     actual = ours.embeddings.positions(grid)[:, config.num_prefix_tokens :].double()
     expected = resampled(table, grid, offset)
-    if antialias:  # with antialiasing, PyTorch uses another kernel and does not repeat border rows
+    if antialias:  # with antialiasing, PyTorch uses another kernel and does not repeat the border
         square = table.unflatten(1, (4, 4)).movedim(-1, 1)
         maps = nn.functional.interpolate(square, size=grid, mode="bicubic", antialias=True)
         expected = maps.flatten(2).mT.double()
@@ -308,7 +308,7 @@ def test_representation_layer_becomes_the_pooler(tmp_path):
         ("vit_base_patch16_siglip_224", r"\(attn_pool\.latent, no cls_token\).*Give timm's name"),
         ("vit_medium_patch16_gap_256", r"\(no cls_token\).*Give timm's name"),
         ("vit_base_patch32_clip_quickgelu_224", r"\(norm_pre\.weight\).*Give timm's name"),
-        ("eva_large_patch14_196", None),  # opens without the architecture name; uses mean pooling
+        ("eva_large_patch14_196", None),  # this file can be opened without the architecture name
         ("eva_large_patch14_336", None),
     ],
 )
@@ -412,7 +412,7 @@ def image_tower_of_clip():
     return {name: tensor for name, tensor in state_of_clip().items() if name.startswith("visual.")}
 
 
-# File name -> content of the file, and options that cannot be derived from the content.
+# File name -> content of the file, and model options that cannot be derived from the content.
 LONE_FILES = {
     "vit.pth": (lambda: drawn().state_dict(), {}),
     "vit.npz": (lambda: vision_transformer_npz(drawn().state_dict()), {}),
@@ -427,7 +427,7 @@ def test_given_image_size_with_equal_patch_count_resizes_the_table(name, tmp_pat
     (make, untold), file = LONE_FILES[name], tmp_path / name
     write_npz(file, make()) if file.suffix == ".npz" else torch.save(make(), file)
     expected = HfViTModel.from_pretrained(file, **untold)
-    expected.resize_position_embeddings((16, 64))  # the grid changes but not the number of patches
+    expected.resize_position_embeddings((16, 64))  # changes the patch grid but not the number of patches
     opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
     assert opened.config.grid_size == (2, 8)
     assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)

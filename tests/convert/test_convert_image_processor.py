@@ -109,8 +109,8 @@ def photos():
 def assert_same_pixels(processor, photos, expected):
     """Assert that pixels differ by at most one gray level.
 
-    If the resampling filter overshoots, a few pixels may differ more: values are clipped between the horizontal and
-    the vertical pass, whose order differs between torchvision and releases of PIL.
+    Where the resampling filter overshoots, a few pixels may differ more: values are clipped between the horizontal and
+    the vertical pass, and the order of these passes differs between torchvision and PIL.
     """
     overshoots = processor.resample in (Resampling.BICUBIC, Resampling.LANCZOS)
     for photo, theirs in zip(photos, expected, strict=True):
@@ -126,7 +126,7 @@ def assert_same_pixels(processor, photos, expected):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name, backend):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[name]))
-    # DINOv3 has an image processor for torchvision only.
+    # The DINOv3 image processor exists only for torchvision.
     backend_of_peer = "torchvision" if "dinov3" in name else backend
     peer = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend=backend_of_peer)
     assert type(peer).__module__.startswith("transformers.")
@@ -156,15 +156,16 @@ def test_missing_keys_and_int_sizes_follow_the_source_class(name):
 
 
 def test_classes_and_options_that_are_left_out_or_not_supported():
-    for model_type, kind in MODEL_CLASSES.items():  # files without a class use the default class of the model
+    # A file without an image processor class uses the default class of the model type.
+    for model_type, kind in MODEL_CLASSES.items():
         name = f"{kind}ImageProcessor"
         assert IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {}).get("torchvision", name) == name
         named = image_processor_options({"image_processor_type": name}, model_type="vit")
         assert image_processor_options({}, model_type=model_type) == named, model_type
-    # Options that are disabled or do not affect pixels are dropped.
+    # Disabled options and options that do not affect the pixels are dropped.
     said = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
     assert image_processor_options(said, model_type="vit") == image_processor_options({}, model_type="vit")
-    # SigLIP 2 limits the number of patches. Its images are converted to squares with this number of patches.
+    # SigLIP 2 limits the number of patches. Our image processor resizes images to squares with this number of patches.
     said = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
     options = image_processor_options(said, model_type="siglip2")
     assert options["size"] == {"height": 224, "width": 224}
@@ -190,7 +191,7 @@ def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path
     BACKENDS[backend].from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
     ours = BACKENDS[backend].from_pretrained(tmp_path / "ours")
     draw = np.random.default_rng(0)
-    # The last three sizes are not resized, or lose a pixel by rounding.
+    # Images of the last three sizes are not resized, or lose one row or column by rounding.
     for height, width in ((90, 67), (75, 120), (40, 200), (200, 40), (64, 79), (141, 23), (57, 34)):
         image = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
         expected = theirs(image, return_tensors="pt")
@@ -265,7 +266,7 @@ SQUASHED = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "r
 SHORTEST = {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"}
 
 
-# Our options, and the resizing, crop size and color normalization of the original evaluation.
+# Our image processor options, and the resizing, crop size and color normalization of the original evaluation code.
 @pytest.mark.parametrize(
     ("options", "resize", "crop", "colors"),
     [

@@ -1,4 +1,4 @@
-"""Test that OpenCLIP models with both towers equal transformers and timm models with the same weights."""
+"""Test that converted OpenCLIP models have the same outputs as transformers and timm models with the same weights."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def make_source(hidden_act="gelu", vision=None, text=None):
         tower["hidden_act"] = hidden_act
     source = hf.CLIPModel(hf.CLIPConfig(**towers, projection_dim=20)).eval()
     draw_weights(source)
-    source.logit_scale.data.fill_(1.0)  # a small scale, so that logits vary and the loss is not zero
+    source.logit_scale.data.fill_(1.0)  # the logit scale is small, so that the loss is not zero
     return source
 
 
@@ -101,7 +101,7 @@ def draw_inputs(dtype, end=29):
     return texts, torch.randn(3, 3, 32, 32, generator=generator).to(dtype)
 
 
-# Name of a model kind -> activation function and additional configuration fields.
+# Kind of model -> activation function, and additional configuration fields.
 KINDS = {
     "plain": ("gelu", {}),
     "quick": ("quick_gelu", {"quick_gelu": True}),
@@ -225,7 +225,7 @@ def test_text_tower_that_is_not_plain_is_refused(tmp_path):
         message = rf"text tower of .* random weights: open_clip_config\.json has .*{next(iter(text or changes))}"
         with pytest.raises(ValueError, match=message):
             HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-        images = HfViTModel.from_pretrained(tmp_path)  # the image tower opens without the text tower
+        images = HfViTModel.from_pretrained(tmp_path)  # the image tower can be opened without the text tower
         assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
         assert images.config.text_config is None
     fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})

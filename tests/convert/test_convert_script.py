@@ -63,7 +63,7 @@ def test_converted_folder_is_whole(vit, tmp_path, capsys):
     assert HfViTImageProcessor.from_pretrained(output).image_mean == (0.4, 0.4, 0.4)
 
 
-# Name of the source model -> outputs that are compared for each image size, and words in the model card.
+# Name of the source model -> outputs that are compared for each image size, and a text in the model card.
 TOWERS = ("hidden_states", "image_embeds", "text_embeds", "logits_per_image")
 PAIRS = ({"32x32": TOWERS, "24x40": TOWERS}, 'pipeline("zero-shot-image-classification"')
 MASKED = "AutoModelForMaskedImageModeling"
@@ -107,7 +107,7 @@ def test_outputs_of_every_task_are_compared(name, tmp_path, capsys):
 
 
 def test_differing_outputs_are_not_written_unless_told(vit, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # with a negative tolerance, no outputs count as equal
+    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # with a negative tolerance, all outputs are reported as different
     with pytest.raises(SystemExit, match=r"Outputs differ .* nothing was written"):
         convert(vit, tmp_path / "ours")
     assert "DIFFERENT" in capsys.readouterr().out
@@ -182,7 +182,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path, capsys):
 
 
 def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path):
-    """For example, a SigLIP model has a patch size of 14 and an image size of 384, which is not a multiple of 14."""
+    """SigLIP models exist with a patch size of 14 and an image size of 384, which is not a multiple of 14."""
     shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
     config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
     transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "theirs")
@@ -204,7 +204,7 @@ print("heads:", HfViTModel.from_pretrained("published").config.num_attention_hea
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint_and_no_timm(tmp_path):
-    # Measure memory in a separate process, with a checkpoint of 100 MiB.
+    # Measure the memory of the conversion in a separate process. The checkpoint has 100 MiB.
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))

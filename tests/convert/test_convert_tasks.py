@@ -47,7 +47,7 @@ def in_float64():
 
 @pytest.mark.usefixtures("in_float64")
 def test_loss_of_an_image_is_that_of_eomt():
-    """Both models draw the same number of random points in the same order, so the same seed gives the same points.
+    """Both models draw the random points of the loss in the same order, so the same seed gives equal points.
 
     Predicted and target masks are zero at the border, because EoMT pads with zeros and our model repeats the border.
     """
@@ -111,7 +111,7 @@ def test_converted_depth_runs_in_the_stock_pipeline(tmp_path, capsys):
         for place in (folder, tmp_path / "theirs")
     )
     assert ours.shape == (30, 60)
-    # The resampling of the reference exceeds the range of predicted values; our resampling does not.
+    # Bicubic resampling in transformers can exceed the range of predicted values; our resampling does not.
     torch.testing.assert_close(ours, theirs.clamp(ours.min(), ours.max()), rtol=0, atol=0.02 * float(theirs.max()))
 
 
@@ -133,7 +133,7 @@ def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path, capsys):
         assert (part["label"], part["score"]) == (ours.model.config.id2label[info["label_id"]], info["score"])
         mask = torch.tensor(list(part["mask"].tobytes())).reshape(30, 60) > 0
         assert torch.equal(mask, expected["segmentation"] == info["id"])
-    # EoMT in transformers resizes masks twice, which moves mask borders.
+    # EoMT in transformers resizes masks twice, which moves the borders of masks.
     for part, other in zip(found, theirs(image, **options), strict=True):
         assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
 
@@ -253,7 +253,7 @@ def save_masked(kind, folder, dtype=torch.float32):
     return save(hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE, **DECODER, **options)), folder, dtype)
 
 
-NOISE = torch.rand(2, 16, generator=torch.Generator().manual_seed(2))  # determines which patches are masked
+NOISE = torch.rand(2, 16, generator=torch.Generator().manual_seed(2))  # the patches with the highest noise are masked
 
 
 def reconstruct(model, kind, images):
@@ -274,14 +274,14 @@ def test_decoder_equals_source(kind, dtype, tmp_path):
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     assert expected[0].std() >= 0.1
     assert_close(actual[0], expected[0], tolerance, "pixels")
-    # transformers computes the number of masked pixels in float32.
+    # transformers computes the number of masked pixels in float32, so the SimMIM loss is less precise in float64.
     assert_close(actual[1], expected[1], 1e-7 if dtype == torch.float64 and kind == "simmim" else tolerance, "loss")
     assert_all_matter(source, {"pixels": expected[0]})
     assert_close(gradient(actual[:1], images), gradient(expected[:1], images), tolerance, "gradient")
 
 
 def test_published_names_of_the_decoder_open_and_a_position_of_its_cls_token_is_refused(tmp_path):
-    """Use the tensor names of facebook/vit-mae-base. transformers saves decoder blocks under other names."""
+    """Use the tensor names of facebook/vit-mae-base. transformers saves decoder blocks under different names."""
     save_masked("mae", tmp_path)
     expected, file = HfViTForMaskedImageModeling.from_pretrained(tmp_path), tmp_path / "model.safetensors"
     blocks = re.compile(r"^decoder\.(decoder_encoder\.layer|decoder_layers)\.")
@@ -311,7 +311,7 @@ def test_weights_missing_in_the_checkpoint_are_initialized(tmp_path):
     model, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert set(info["missing_keys"]) == {name for name in model.state_dict() if name.startswith(HEAD)}
     assert model.options.decoder_hidden_size == 16
-    # With encoder_stride=16, the head predicts more pixels than one patch has.
+    # With encoder_stride=16, the head predicts more pixels than a patch contains.
     hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, encoder_stride=16)).save_pretrained(tmp_path / "wide")
     _, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "wide", output_loading_info=True)
     assert set(info["missing_keys"]) == {f"{HEAD}simmim.predictor.{leaf}" for leaf in ("weight", "bias")}
@@ -361,7 +361,7 @@ def test_original_file_of_mae_opens_with_its_decoder(tmp_path):
     model = HfViTForMaskedImageModeling.from_pretrained(file, masked_image_modeling_config=options)
     assert (model.options.norm_pix_loss, model.options.decoder_num_attention_heads) == (False, 8)
     assert HfViTModel.from_pretrained(file).config.hidden_size == 128
-    # A decoder that does not predict pixels is not converted.
+    # A decoder is not converted if it does not predict pixels.
     content = torch.load(file, weights_only=False)
     content["model"] |= {"decoder_pred.weight": torch.ones(108, 64), "decoder_pred.bias": torch.ones(108)}
     torch.save(content, file)

@@ -1,4 +1,4 @@
-"""Test that all plain ViT architectures of timm are recognized by name, and that small models have equal outputs."""
+"""Test that all plain ViT architectures of timm are recognized by name and that small models give equal outputs."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def published_config(model):
 
 
 def without_data(architecture, **options):
-    """Return a timm model without data, and its weights in the form of an open weight file."""
+    """Return a timm model on the meta device, and an object that represents its weight file."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **options)
     return model, Shapes(model)
@@ -58,7 +58,7 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self):
-        """Do nothing, because there is no memory-mapped file to close."""
+        """Do nothing: there is no memory-mapped file to close."""
 
 
 def refusal(architecture):
@@ -88,7 +88,7 @@ def test_architecture_is_the_same(architecture):
     converted = convert_checkpoint(Source(architecture, published_config(theirs), weights))
     config = converted.config
     lone = convert_checkpoint(Source(architecture, {"architecture": architecture}, weights)).config
-    if "learned" not in config.position_embedding_type:  # only a learned position table depends on the image size
+    if "learned" not in config.position_embedding_type:  # only a learned position table determines the image size
         lone.image_size = config.image_size
     assert (lone.pooling, lone.to_dict()) == (config.pooling, config.to_dict())
     assert converted.model_class is (HfViTForImageClassification if theirs.num_classes else HfViTModel)
@@ -141,7 +141,7 @@ def assert_same_rotation(config, theirs, architecture):
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
 def test_weight_file_without_config_is_recognized_or_raises(architecture):
-    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # Sapiens 2 models need more blocks
+    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # Sapiens 2 models need more than 2 blocks
     theirs, weights = without_data(architecture, **options)
     names = theirs.state_dict().keys()
     lone = Source(architecture, {}, weights)
@@ -155,7 +155,7 @@ def test_weight_file_without_config_is_recognized_or_raises(architecture):
         named = Source(architecture, published_config(theirs), weights)
         configs = [convert_checkpoint(source).config for source in (lone, named)]
         for config in configs:
-            config.position_antialias = False  # timm and the original code may differ in antialiasing
+            config.position_antialias = False  # timm and the original code may differ in the antialiasing of positions
         assert configs[0].to_dict() == configs[1].to_dict()
 
 

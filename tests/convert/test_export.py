@@ -24,7 +24,7 @@ CLASSIFIER = HfViTForImageClassification
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "intermediate_size": 88, "position_antialias": True}
 MEAN = {"pooling": "mean", "use_cls_token": False}
 NO_BIASES = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
-# Models, and the layouts that can represent them.
+# Model configurations, and the layouts that can represent them.
 CASES = [
     ("vit", HfViTModel, {"use_pooler": True}),
     ("vit", CLASSIFIER, {"layer_norm_eps": 1e-12, "hidden_act": "relu", "qkv_bias": False, **NAMES}),

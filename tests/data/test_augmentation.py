@@ -78,8 +78,8 @@ def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
     torch.manual_seed(0)
     images = [transform(Image.fromarray(pixels)) for _ in range(90)]
     solarized = torch.from_numpy(np.where(pixels >= 128, 255 - pixels, pixels)).permute(2, 0, 1)
-    colored = [image for image in images if not image[0].equal(image[1])]  # excludes grayscale images
-    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # of blurred images
+    colored = [image for image in images if not image[0].equal(image[1])]  # images that are not grayscale
+    spreads = [float(image.float().std()) for image in colored if not image.equal(solarized)]  # blurred images
     assert all(20 < count < 40 for count in (90 - len(colored), len(colored) - len(spreads), len(spreads)))
     assert len(set(spreads)) > 10  # the blur radius is random, so the images differ
     assert min(spreads) < 0.4 * float(pixels.std())
@@ -87,14 +87,15 @@ def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
 
 def test_colors_and_floats_are_converted_as_by_the_image_processor() -> None:
     transform = image_classification_augmentation((8, 8), **OFF)
-    # Images are converted to RGB in the same way as in pipelines.
+    # Images are converted to RGB in the same way as by the image processor.
     assert transform(Image.new("RGBA", (9, 9), (7, 7, 7, 0))).unique().tolist() == [7]
     assert transform(Image.new("I;16", (9, 9), 128)).unique().tolist() == [128]
     assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
     # Float images are rounded to integers, not clamped to the range from 0 to 1.
     gray = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
     transform = image_classification_augmentation((60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"})
-    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # in PIL images, floats are truncated
+    # PIL truncates floats in images of mode "F" instead of rounding them.
+    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):
         torch.manual_seed(0)
         image = transform(floats)
         torch.manual_seed(0)
@@ -104,7 +105,8 @@ def test_colors_and_floats_are_converted_as_by_the_image_processor() -> None:
 def test_images_of_other_channels_may_be_moved_and_mistakes_are_explained() -> None:
     image = Image.new("RGBA", (9, 9))
     transform = image_classification_augmentation((8, 8), num_channels=4, auto_augment="affine")
-    assert pickle.loads(pickle.dumps(transform))(image).shape == (4, 8, 8)  # worker processes pickle transforms
+    # Transforms can be pickled, which worker processes require.
+    assert pickle.loads(pickle.dumps(transform))(image).shape == (4, 8, 8)
     for options, message in (
         ({"min_crop_scale": 0}, r"min_crop_scale=0 must lie in \(0, 1\]"),
         ({"horizontal_flip": 2}, r"horizontal_flip=2 is a probability"),

@@ -31,7 +31,7 @@ def damaged(tmp_path: Path) -> Dataset:
 
 
 def test_images_are_decoded_to_their_last_byte_in_any_number_of_threads(damaged, tmp_path):
-    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # `verify` does not detect the truncation
+    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # `verify` of PIL does not detect the truncation
     unreadable = unreadable_images(damaged)
     assert list(unreadable) == [1, 4, 5]
     assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg cannot be decoded: image file is truncated")
@@ -59,12 +59,12 @@ def test_images_that_are_no_files_are_named_too(monkeypatch):
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train cannot be decoded")
     assert unreadable[3] == "image 3 of train is missing. Add it, or remove its row."
-    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # PIL rejects images with more pixels
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # limits the number of pixels of images that PIL decodes
     assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
 
 
 def odd_images() -> dict[str, bytes]:
-    """Return encoded images that different decoders read differently."""
+    """Return encoded images whose pixels depend on the decoder, such as images with transparency."""
     color, gray = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
     alpha = color.copy()
     alpha.putalpha(gray)
@@ -83,7 +83,7 @@ def odd_images() -> dict[str, bytes]:
 
 
 def test_image_columns_decode_like_the_image_reader(tmp_path):
-    # Training must read the same pixels as inference.
+    # The pixels of an image must be equal in training and inference.
     kinds = odd_images()
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)
@@ -108,7 +108,7 @@ def test_unreadable_images_of_all_splits_are_listed_unless_they_may_be_skipped(d
     assert kept["test"]["file"][:] == [f"{tmp_path}/a/1.jpg"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "Ignored: 3 of 8 images cannot be read" in caplog.text
-    # Only the first unreadable images are listed.
+    # The error lists only the first unreadable images.
     splits = DatasetDict({"train": dataset_of([0, 1] * 100, ["a", "b"])})
     unreadable = {"train": {index: f"image {index} of train: truncated" for index in range(110)}}
     message = r"(?s)^110 of 200 .*image 99 of train: truncated\n  and 10 more\n"

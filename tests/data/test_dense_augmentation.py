@@ -55,7 +55,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
 def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
     places = 1 + ROWS // 8
     masks = torch.stack([places == 3, places == 9, (places >= 9) & (places < 16)])
-    # Accept crops with a single class, because redrawing such crops would change all later random numbers.
+    # Accept crops with a single class, because drawing another crop would change all later random numbers.
     options = {**options, "max_class_share": 1.0}
     labels = draws({"segmentation_map": places}, **options)
     depths = draws({"depth_map": places.float()}, **options)
@@ -115,7 +115,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(shape, size, keep_as
     for places, side in ((rows, 0), (columns, 1)):
         labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
         inside = labels[labels < 255]
-        # Width or height of an augmented pixel, in pixels of the original image
+        # Width or height of the area that a pixel of the augmented image covers in the original image, in pixels
         seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 

@@ -67,7 +67,7 @@ def test_batches_equal_the_output_of_the_processor(kind: list[dict[str, Any]]) -
     )
     assert not {"targets", "files"} & batch.keys()
     for number, width in enumerate(WIDTHS):
-        # Expected values, sampled at the centers of the resized pixels
+        # Expected target values, sampled at the centers of the resized pixels
         places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8
         if kind is UNIVERSAL:
             assert batch["mask_labels"][number].dtype == torch.float32
@@ -86,7 +86,7 @@ def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> N
     assert batch["pixel_values"].shape == (2, 3, 24, 32)
     restored = batch["pixel_values"] * 127.5 + 127.5
     assert torch.equal(restored.round().to(torch.uint8), torch.stack([example["image"] for example in augmented]))
-    # Maps keys of the batch to keys of the examples.
+    # Maps keys of the batch to the corresponding keys of the examples.
     names = {"mask_labels": "masks", "class_labels": "class_labels"}
     names = names if kind is UNIVERSAL else {"labels": "segmentation_map" if kind is SEMANTIC else "depth_map"}
     for number, example in enumerate(augmented):

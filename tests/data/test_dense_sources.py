@@ -22,7 +22,7 @@ NAMES = ("sky", "road", "car")
 
 
 def load_masks(source: Path, **options) -> TargetData:
-    """Load masks of class numbers, and check properties common to all sources."""
+    """Load a dataset with masks of class numbers, and check properties that do not depend on the source."""
     data = load_semantic_segmentation(str(source), **{"class_names": NAMES, **options})
     assert data.names == NAMES
     for split in data.splits.values():
@@ -127,7 +127,7 @@ def test_depth_lies_beside_masks_and_has_a_scale(tmp_path):
 
 
 def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
-    """Return a table with images and masks as encoded bytes, like datasets on the Hub."""
+    """Return a table in the format of the Hub, with images and masks as encoded bytes."""
     pixels = {image: samples.picture, mask: lambda number: PILImage.fromarray(samples.class_map(number))}
     content = {name: [samples.encoded(make(number)) for number in range(count)] for name, make in pixels.items()}
     return Dataset.from_dict(content, Features({image: Image(), mask: Image()})).add_column("id", list(range(count)))
@@ -224,7 +224,8 @@ MASKLESS = r"1 of 1 annotations in .*annotations\.json have no valid mask:\n  an
 
 
 def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
-    run_lengths = {"size": list(samples.SHAPE), "counts": [6, 12, 30]}  # mask of the second and third column
+    # This mask covers the second and third column of pixels.
+    run_lengths = {"size": list(samples.SHAPE), "counts": [6, 12, 30]}
     samples.write_instances(
         tmp_path,
         SQUARE,
@@ -264,7 +265,7 @@ def test_bad_annotations_are_named(tmp_path):
         ({"category_id": 8}, "has annotations of categories that the file does not define: 8"),
         ({"image_id": 99}, "has annotations of images that the file does not define: 99"),
     ):
-        # A value of None removes the key.
+        # A value of None in `annotation` removes the key.
         written = SQUARE | annotation
         samples.write_instances(tmp_path, {key: value for key, value in written.items() if value is not None})
         expect_error(message, load_universal_segmentation, str(tmp_path))

@@ -32,7 +32,7 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
     image = PILImage.fromarray(numbers.astype(dtype))
     if mode == "P":
-        image.putpalette([9, 9, 9] * 256)  # the colors of the palette do not matter
+        image.putpalette([9, 9, 9] * 256)  # the palette colors do not affect the class numbers
     assert image.mode == mode
     file = "TIFF" if mode == "I" else "PNG"
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
@@ -127,7 +127,7 @@ def test_numbers_are_scaled_to_meters_and_what_is_no_depth_is_zero(tmp_path: Pat
     ):  # fmt: skip
         units = (METERS * scale).astype(dtype)
         assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
-        # The value needs 16 bits. Decoding it as an 8-bit image would truncate it.
+        # The value 40001 needs 16 bits. Decoding the image with 8 bits would truncate it.
         assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
     wild = METERS.copy()
     wild[0, 2], wild[1, 1], wild[1, 2] = np.nan, np.inf, -3

@@ -59,7 +59,7 @@ def test_boxes_stay_around_their_objects_as_long_as_their_center_is_seen(options
             is_seen = (image[2] > 160) & (image[number] > 160)
             if number in numbers:
                 assert is_seen.any()
-            elif is_seen.any():  # the image border cuts off the mark
+            elif is_seen.any():  # the image border cuts off part of the object
                 x1, y1, x2, y2 = box_around(is_seen).tolist()
                 assert min(x1, y1, SIZE[1] - x2, SIZE[0] - y2) == 0
 
@@ -79,7 +79,7 @@ def test_objects_are_cut_away_one_by_one_and_those_without_a_pixel_and_crowds_ar
     crowd = {**EXAMPLE, "is_crowd": torch.tensor([True, False]), "areas": torch.tensor([5600.0, 4000.0])}
     [example] = draws(1, crowd)
     assert example["class_labels"].tolist() == [1]
-    assert not {"is_crowd", "areas"} & example.keys()  # augmentation would invalidate the areas
+    assert not {"is_crowd", "areas"} & example.keys()  # areas are removed, because augmentation changes them
 
 
 def test_images_of_any_size_are_taken() -> None:
@@ -116,7 +116,7 @@ def test_crops_around_objects_enlarge_them_and_leave_one() -> None:
     [plain] = draws(1)
     found = draws(40, iou_crop=1.0)
     changed = [example for example in found if not torch.equal(example["image"], plain["image"])]
-    assert 15 < len(changed) < 40  # some draws keep the whole image
+    assert 15 < len(changed) < 40  # some random crops keep the whole image
     assert all(len(example["boxes"]) > 0 for example in found)
     areas = torch.cat([(box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) for box in (e["boxes"] for e in changed)])
     assert areas.mean() > 2 * (70 * 80 * 128 * 96 / (240 * 180))

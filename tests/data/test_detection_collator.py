@@ -115,7 +115,7 @@ def test_objects_are_cut_out_as_by_an_augmentation_that_changes_nothing() -> Non
     still = KeypointAugmentation((32, 24), scale_range=(1.0, 1.0), **off)
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
     assert learned.keys() == {"pixel_values", "labels"}
-    # Augmented uint8 pixels differ by rounding errors.
+    # Augmented pixels are rounded to uint8, so they differ by rounding errors.
     assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5
     assert torch.allclose(learned["labels"], batch["labels"], atol=1e-4)
     assert batch["labels"].shape == (2, 3, 3)

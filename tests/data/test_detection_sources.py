@@ -85,7 +85,7 @@ def voc_beside_images(folder: Path) -> None:
 
 
 def voc_with_parts(folder: Path) -> None:
-    voc_beside_images(folder)  # parts of objects are not objects
+    voc_beside_images(folder)  # parts of objects are not loaded as objects
     part = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
     (folder / "train" / "c.xml").write_text(scenes.voc_xml(scenes.SCENES["train"][2], part))
 
@@ -96,7 +96,7 @@ def voc_in_folders(folder: Path) -> None:
 
 
 def write_yolo(folder: Path, places: dict[str, str], file: str, text: str) -> None:
-    """Write YOLO images and labels, and a dataset file with the given text. `places` maps a split to its path."""
+    """Write YOLO images and labels, and a dataset file with the given text. `places` maps each split to its path."""
     scenes.write_scenes(folder, {split: place.format("images") for split, place in places.items()})
     scenes.write_yolo_labels(folder, {split: place.format("labels") for split, place in places.items()})
     (folder / file).write_text(text)
@@ -146,7 +146,7 @@ def test_every_layout_gives_the_same_targets(tmp_path: Path, write: Callable[[Pa
 
 
 def as_structs(labels: Any, convert: Callable[..., list], names: Callable[[str], Any]) -> Callable[[str], Dataset]:
-    """Return a function that makes the table of a split, in which the objects of an image are a list of structs."""
+    """Return a function that creates the table of a split. The objects of each image are a list of structs."""
     kind = List({"bbox": List(Value("float32"), length=4), "category": labels})
 
     def table(split: str) -> Dataset:
@@ -312,7 +312,7 @@ def test_bad_lines_and_descriptions_of_yolo_are_named(tmp_path: Path) -> None:
 
 
 def with_annotation(folder: Path, **changes: Any) -> Path:
-    """Write the scenes as COCO files, in which `changes` replaces fields of the first training annotation."""
+    """Write the scenes as COCO files. `changes` replaces fields of the first training annotation."""
     annotations = scenes.coco_content("train")["annotations"]
     return scenes.write_coco_boxes(folder, annotations=[{**annotations[0], **changes}, *annotations[1:]])
 

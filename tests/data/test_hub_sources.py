@@ -1,4 +1,4 @@
-"""Test that all data loaders download datasets from the Hub by name. The loaders run in one new process."""
+"""Test that all data loaders download datasets from the Hub by name."""
 
 import json
 from pathlib import Path

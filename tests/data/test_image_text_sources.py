@@ -45,7 +45,7 @@ def rows_of(*captions: list[str]) -> list[dict[str, Any]]:
 
 def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> None:
     single = [{"file_name": f"{number}.png", "text": text} for number in range(3) for text in CAPTIONS[number]]
-    apart = [single[0], *single[2:], single[1]]  # rows of one image need not be adjacent
+    apart = [single[0], *single[2:], single[1]]  # the rows of an image need not be adjacent
     lists = [{**row, "text": row["captions"][0]} for row in rows_of(*CAPTIONS)]
     for name, rows in (("train.csv", apart), ("metadata.jsonl", apart), ("metadata.jsonl", lists)):
         folder = tmp_path / f"{name}-{len(rows)}"

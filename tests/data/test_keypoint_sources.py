@@ -23,7 +23,7 @@ from .errors import expect_error
 NAMES = ("nose", "left_ear", "right_ear")
 CATEGORY = {"id": 5, "name": "pet", "keypoints": list(NAMES), "skeleton": [[1, 2], [1, 3]]}
 WIDTH, HEIGHT = SIZE = (40, 30)
-# COCO annotations: the first image has two labeled objects and an unlabeled one, the second image has one object.
+# COCO annotations. The first image has two labeled objects and an unlabeled one; the second image has one object.
 FIRST = [12, 8, 2, 20, 6, 1, 0, 0, 0]
 SECOND = [1, 2, 2, 3, 4, 2, 39, 29, 2]
 THIRD = [0, 0, 2, 5, 5.5, 2, 7, 7, 2]
@@ -238,7 +238,7 @@ def test_keypoints_in_shares_of_the_image_are_refused(tmp_path: Path, offset: fl
     relative = [{**own, "keypoints": values} for own, values in zip(ANNOTATIONS, keypoints, strict=True)]
     source = write_coco(tmp_path / "coco", annotations=relative)
     expect_error("8 of 8 labeled keypoints have x and y between 0 and 1", load, source, box_errors="clip")
-    # A missing keypoint at (0, 0) is not mistaken for a normalized coordinate.
+    # A missing keypoint is stored as (0, 0). It is not mistaken for normalized coordinates.
     rows = [("images/a.png", 0, 0, 5, 6), ("images/b.png", 1, 0, 9, 9)]
     assert len(load(write_landmarks(tmp_path, ["x1", "y1", "x2", "y2"], *rows)).splits["train"]) == 2
 

@@ -1,4 +1,4 @@
-"""Test multi-label and regression targets: detection of the problem type, reading of labels, and errors."""
+"""Test reading multi-label and regression targets: detection of the problem type, values of labels, and errors."""
 
 import json
 import math
@@ -59,13 +59,13 @@ def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     expect(read(table, label_separator=separator), FLAGS, ["cat", "dog", "fox"], expected)
     if separator in "|;,":
         expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
-    for problem_type in (SINGLE, None):  # an empty label in single-label data is missing
+    for problem_type in (SINGLE, None):  # for single-label problems, an empty label is a missing label
         expect_error("missing", load_image_classification, str(table), problem_type=problem_type)
 
 
 @pytest.mark.parametrize("mark", ["|", ",", ";"])
 def test_names_are_one_label_each_unless_several_are_asked_for(mark: str, tmp_path: Path) -> None:
-    # The names a{mark}b and b{mark}c share the part b.
+    # The names a{mark}b and b{mark}c both contain the part b.
     names = [f"a{mark}b", f"b{mark}c", "c"]
     table = write_table(tmp_path, "file,label", *(f'"{name}"' for name in (*names, "c")))
     assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == names
@@ -104,7 +104,8 @@ def test_columns_of_a_dataset(kind: str, tmp_path: Path) -> None:
     if kind == "flags":
         features, columns = {"b": feature, "a": Value("int64")}, {"b": values, "a": [1, 0, nothing]}
     rows = Dataset.from_dict({"image": images, **columns}, features=Features({"image": Image(), **features}))
-    tests = {"test": rows.select([2])} if kind == "names" else {}  # the test row has no label and is excluded
+    # The only row of the test split has no label, so the split is excluded.
+    tests = {"test": rows.select([2])} if kind == "names" else {}
     DatasetDict({"train": rows, **tests}).save_to_disk(tmp_path / "saved")
     expected = [[1, 1, 0][: len(names)], [0] * len(names), [NAN] * len(names)]
     expect(read(tmp_path / "saved"), FLAGS, names, expected)

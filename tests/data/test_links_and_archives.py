@@ -49,7 +49,7 @@ def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
     assert places == ["cats/1.png", "more/2.png", "more/deep/3.png"]
     link(folder / "all", store)
     assert len(files_below(folder)) == 3
-    # A linked folder that belongs to two classes raises an error.
+    # A linked folder raises an error if it belongs to two classes.
     write_pictures(tmp_path / "two", "photos/cat/1.png", "photos/dog/2.png")
     link(tmp_path / "two" / "photos" / "cat" / "more", tmp_path / "two" / "photos" / "dog")
     message = r"photos/dog belong to two classes, 'cat' and 'dog'"
@@ -57,7 +57,7 @@ def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
 
 
 def members(file: Path) -> list[int]:
-    """Return the offsets of the members of a tar file, and the end of the last one."""
+    """Return the byte offsets of the members of a tar file, and the offset at which the last member ends."""
     with tarfile.open(file) as tar:
         return [member.offset for member in tar.getmembers()] + [tar.offset]
 
@@ -135,5 +135,5 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)
     assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
-    damage(file, "cut at a header")  # the truncation is detected from the last bytes
+    damage(file, "cut at a header")  # the truncation is detected by reading the end of the file
     expect_error(r"it does not end with the blocks of zeros", check_tars, [str(file)], error=OSError, max_seconds=0)

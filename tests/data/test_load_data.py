@@ -53,7 +53,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsplit(tmp_path: Path) -> Path:
-    """Return a data folder with class folders but no splits."""
+    """Return a data folder with class folders that are not divided into splits."""
     write_pictures(tmp_path / "unsplit", *(f"{name}/{number}.png" for name in NAMES for number in range(8)))
     return tmp_path / "unsplit"
 
@@ -91,7 +91,7 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
     label2id = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}
     name, split = load_evaluated(photos, args, None, label2id)
     assert (name, split.features["label"].names) == ("test", list(label2id))
-    # Images are in the order of their class folders: cat, dog, fox.
+    # Images are sorted by their class folders: cat, dog, fox.
     assert split["label"][:] == [2, 2, 3, 3, 0, 0]
     message = r"The model has no classes dog, fox of .*photos; its classes are cat, cow"
     expect_error(message, load_evaluated, photos, args, "test", {"cat": 0, "cow": 1})

@@ -49,7 +49,7 @@ def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
 def test_images_of_another_size_than_their_annotations_say_are_named_before_training(task, write, tmp_path):
     data = write(tmp_path / "data")
     turned = Image.Exif()
-    turned[0x0112] = 6  # EXIF orientation of a 90 degree rotation
+    turned[0x0112] = 6  # this EXIF orientation rotates the image by 90 degrees
     Image.new("RGB", (44, 41)).save(data / "train" / "images" / "0.png", exif=turned)
     Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
     first = r"0\.png is 41 pixels wide and 44 high, but .* width of 44 and a height of 40"
@@ -78,7 +78,7 @@ def test_classes_and_keypoints_are_those_of_the_model_by_their_names(tmp_path: P
     assert torch.equal(target["keypoints"][[2, 3, 1]], given["keypoints"])
     assert not target["keypoints"][0].any()
     assert torch.equal(target["box"], given["box"])
-    # A model may have more classes than a mask has values.
+    # A model may have more than 256 classes, although a mask of 8-bit integers distinguishes only 256.
     names = [f"class {number}" for number in range(300)]
     data = TargetData(DatasetDict(), lambda row: {"class_labels": torch.tensor([0, 299])}, tuple(names))
     model = {name: 299 - number for number, name in enumerate(names)}

@@ -24,7 +24,7 @@ from ..helpers.models import small_config
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # the tests start worker processes
+pytestmark = pytest.mark.slow  # slow, because the tests start worker processes
 
 
 NUM_IMAGES = 11
@@ -121,8 +121,8 @@ def test_worker_processes_share_a_stream_that_is_long_enough(photos: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # There are more, equally many or fewer shards than processes. If there are 2 shards, they have 6 and 5 images.
-    # With 2 shards and 3 processes, two processes share the shard of 6 images.
+    # There are more shards than processes, as many, or fewer. If there are 2 shards, they have 6 and 5 images. With 2
+    # shards and 3 processes, two processes share the shard of 6 images.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
@@ -151,7 +151,7 @@ def test_resumed_stream_continues_after_skipped_batches(photos, workers, skip_un
 
     if skip_unreadable:
         truncate(photos / "03.png", 0.3)
-    whole, resumed = batches(9, 0), batches(9, 7)  # an epoch has 5.5 batches
+    whole, resumed = batches(9, 0), batches(9, 7)  # one epoch has 5.5 batches
     assert resumed == [[None, None]] * 7 + whole[7:]
     assert None not in whole[0]
 

@@ -54,7 +54,7 @@ def tagged(orientation: int) -> PILImage.Exif:
 
 
 class Scene:
-    """An image with a colored box, whose annotation refers to the stored or to the displayed image."""
+    """An image with a colored box. The annotation of the box refers to the stored or to the displayed image."""
 
     def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
@@ -66,7 +66,7 @@ class Scene:
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
-        self.labels[0, 0] = 2  # a labeled corner pixel distinguishes rotation from flipping
+        self.labels[0, 0] = 2  # this corner pixel makes a rotation differ from a flip
         self.frame_size = self.in_frame(self.labels).shape[::-1]
 
     def in_frame(self, values: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..helpers import datasets as samples
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # the tests start worker processes
+pytestmark = pytest.mark.slow  # slow, because the tests start worker processes
 
 
 def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
@@ -26,7 +26,7 @@ def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
 
 
 def pixels_of(rows: Dataset) -> list[bytes]:
-    """Return the RGB pixels of each image in a dataset as bytes, sorted."""
+    """Return a sorted list with the RGB pixels of each image in a dataset as bytes."""
     images = rows.cast_column("image", rows.features["image"].__class__())["image"]
     return sorted(image.convert("RGB").tobytes() for image in images)
 
@@ -43,7 +43,7 @@ def test_images_are_found_at_any_depth_and_classes_and_splits_are_known(tmp_path
     samples.write_pictures(tmp_path / "classes", "test/unknown.png")
     splits = load_unlabeled_images([str(tmp_path / "classes")])
     assert list(splits) == ["train", "test"]
-    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # classes are numbered alphabetically
+    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # classes are numbered in alphabetical order
     assert splits["test"]["class_number"][:] == [0, 0, 1, 1, -1]
 
 
@@ -75,7 +75,7 @@ def test_classification_layouts_and_columns_define_the_classes(tmp_path: Path) -
     for name, expected in {**numbers, "unlabeled": None}.items():
         train = load_unlabeled_images([str(tmp_path / name)])["train"]
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
-    # The image and label columns of a table can be set.
+    # Options set the names of the image column and the label column of a table.
     samples.write_pictures(tmp_path / "given", "1.png", "2.png")
     (tmp_path / "given" / "train.csv").write_text("photo,breed\n1.png,poodle\n2.png,beagle\n")
     columns = {"image_column_name": "photo", "label_column_name": "breed"}

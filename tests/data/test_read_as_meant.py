@@ -103,7 +103,7 @@ def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.
     assert data.notes == ("1 exact duplicates of boxes with the same image and class were removed.",)
     assert plain.notes == ()
     assert "1 exact duplicates of boxes" in caplog.text
-    # A box with the coordinates of another box is a separate object if it has another class or is a crowd.
+    # Two boxes with equal coordinates are separate objects if their classes differ or one of them is a crowd.
     apart = load_object_detection(str(scenes.write_coco_boxes(tmp_path, annotations=[*annotations, *others[1:]])))
     assert sum(map(len, apart.splits["train"]["boxes"])) == len(annotations) + 2
     assert apart.notes == ()
@@ -121,7 +121,8 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
     file = write_rows(tmp_path / "train.csv", ["file", "label", "", "label"], *rows)
     with pytest.raises(ValueError, match=r"train\.csv has several columns named 'label'\. Rename or remove"):
         load_image_classification(str(file))
-    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)  # spreadsheets write unnamed columns
+    # Spreadsheet programs may write columns without a name.
+    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)
     assert len(load_image_classification(str(unnamed))["test"]) == 2
 
 

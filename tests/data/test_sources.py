@@ -22,7 +22,7 @@ USUAL_COLUMNS = (
 
 
 def load(source: Path, **options) -> DatasetDict:
-    """Load a dataset, and check properties common to all sources."""
+    """Load a dataset, and check properties that do not depend on the source."""
     splits = load_image_classification(str(source), **options)
     features = {name: split.features for name, split in splits.items()}
     for name in splits:
@@ -72,7 +72,7 @@ def test_idx_files_give_their_pixels_and_labels(tmp_path, place, packed, options
 
 def test_of_several_idx_files_the_unpacked_are_read_and_several_sets_are_refused(tmp_path):
     write_idx(tmp_path / "letters", "train", [1, 2, 3])
-    # Class numbers become class names, and need not start at 0.
+    # Class numbers are used as class names. They need not start at 0.
     assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
     write_idx(tmp_path, "train", [1, 2, 3], prefix="qmnist-")
@@ -135,7 +135,7 @@ def test_parquet_without_the_metadata_of_datasets(tmp_path):
     splits = load(tmp_path)
     assert (by_split(splits), classes(splits)) == ({"train": list("202"), "test": list("022")}, ["0", "2"])
     assert np.array_equal(np.asarray(splits["test"][1]["image"]), np.asarray(picture(1)))
-    # The error names the truncated or empty file.
+    # The error contains the name of the truncated or empty file.
     dataset_of([0, 1], ["dog", "cat"]).to_parquet(tmp_path / "train.parquet")
     dataset_of([0, 1], ["dog", "cat"]).select([]).to_parquet(tmp_path / "test.parquet")
     expect_error(r"'test' cannot be read from '.*/test.parquet': .*no data", load, tmp_path)
@@ -167,7 +167,8 @@ def test_saved_datasets_are_opened(tmp_path):
     assert by_split(load(tmp_path / "all")) == {"train": ["dog", "cat"], "validation": ["cat"]}
     train.save_to_disk(tmp_path / "one")
     assert names(load(tmp_path / "one"), "train") == ["dog", "cat"]
-    DatasetDict({"full": train}).save_to_disk(tmp_path / "full")  # single split with an unusual name
+    # A single split is used for training, whatever its name.
+    DatasetDict({"full": train}).save_to_disk(tmp_path / "full")
     assert list(load(tmp_path / "full")) == ["train"]
     DatasetDict({"full": train, "small": train}).save_to_disk(tmp_path / "two")
     expect_error("'full', 'small' are unknown. Rename them to one of train, training", load, tmp_path / "two")
@@ -265,7 +266,7 @@ def test_folders_of_splits_and_classes(tmp_path):
         assert by_split(splits) == {"train": ["a", "b", "b"], "validation": ["a"], "test": ["a", "b"]}
         # Images are sorted by name, so b/0.png is the first one.
         assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
-    # Class folders without splits become the training split. A test split may be the only split.
+    # Class folders outside of split folders form the training split. A test split may be the only split.
     write_pictures(tmp_path / "0", "train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG")
     write_pictures(tmp_path / "1", "test/b/0.png", "test/a/1.png")
     for name, expected in (("0", {"train": ["bus", "test-tube", "test-tube", "train"]}), ("1", {"test": ["a", "b"]})):
@@ -388,7 +389,7 @@ def test_images_are_called_by_their_paths_or_numbers(tmp_path):
     file = tmp_path / "test.parquet"
     datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(file)
     assert load(file)["test"]["file"][:] == ["cat.png", *(f"image {n} of test" for n in (1, 2, 3))]
-    # File names stay with their images when datasets are split or shuffled.
+    # When a dataset is split or shuffled, each image keeps its file name.
     write_pictures(tmp_path / "own", *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
     train = load(tmp_path / "own")["train"]
     for split in (*hold_out(train, 0.5).values(), train.shuffle(seed=0).select(range(3))):

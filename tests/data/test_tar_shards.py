@@ -16,7 +16,7 @@ from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders
 from .errors import expect_error
 
 
-pytestmark = pytest.mark.slow  # the tests start worker processes
+pytestmark = pytest.mark.slow  # slow, because the tests start worker processes
 
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
@@ -25,7 +25,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """Return the WebDataset key and class name of each image, sorted."""
+    """Return a sorted list with the WebDataset key and class name of each image."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
@@ -54,7 +54,7 @@ def test_names_of_classes_are_given_or_read_from_files_without_their_images(tmp_
     assert labels_of(beside.first("train", 9, 3)) == labels_of(joined["train"])
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # corrupt all images
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # corrupts all images
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -103,7 +103,7 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert not held_out & set(trained)
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
     images = load_image_classification(str(tmp_path))["train"]
-    # The images are passed in, so a source on the Hub is not opened.
+    # The function receives the images as an argument, so it does not open a source on the Hub.
     for source in (str(tmp_path), "user/on-the-hub"):
         assert len(held_out_images_of_stream(images, source, 0.3)) == len(held_out)
 

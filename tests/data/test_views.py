@@ -27,10 +27,10 @@ def view(images: Tensor, size: int, scale: float = 1.0, flip: float = 0.0, color
     return make_views(images, numbers, (size, size), (scale, scale), flip, changes)
 
 
-THIRD = 0.5 + 1 / 3  # a hue shift of +1/3 in the range from -0.5 to 0.5
+THIRD = 0.5 + 1 / 3  # position of a hue shift of +1/3 in the range from -0.5 to 0.5
 HUE = {"color_jitter": 1.0, "hue": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
 FLAT = {"color_jitter": 1.0, "contrast": 1.0}
-# For each augmentation: size and options of a view, and a function that returns the expected view of the images.
+# Name of an augmentation -> size and options of a view, and a function that returns the expected views of images.
 EFFECTS: dict[str, tuple[int, dict[str, Any], Callable[[Tensor], Tensor]]] = {
     "smaller": (8, {}, partial(F.interpolate, size=(8, 8), mode="bilinear", antialias=True)),
     "as large": (16, {}, lambda images: images),

@@ -19,9 +19,9 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 ATTENTION = ["eager", "sdpa", *["flex_attention"] * HAS_GPU]
 FLASH = ["flash_attention_2"] * (HAS_GPU and is_flash_attn_2_available())
-# Without a GPU, nothing is compiled, because other tests compile kernels for the CPU.
+# Without a GPU, models are traced but not compiled, because other tests compile kernels for the CPU.
 BACKEND = "inductor" if HAS_GPU else "aot_eager"
-# Maximum differences from float64 results, relative to the largest value
+# Maximum difference from float64 results per dtype, relative to the largest value
 TOLERANCES = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
@@ -81,7 +81,7 @@ def test_a_compiled_model_is_the_same_at_other_batches() -> None:
         assert_close(compiled(images).logits, model(images).logits, TOLERANCES[torch.float32], f"a batch of {batch}")
 
 
-@pytest.mark.parametrize("resample", [2, 3])  # 2 is bilinear, 3 is bicubic
+@pytest.mark.parametrize("resample", [2, 3])  # 2: bilinear interpolation, 3: bicubic
 def test_images_are_resized_as_in_double_precision(resample: int) -> None:
     processor = HfViTImageProcessor(size={"height": 48, "width": 40}, resample=resample, do_normalize=False)
     generator = torch.Generator().manual_seed(0)
@@ -97,9 +97,9 @@ def test_images_are_resized_as_in_double_precision(resample: int) -> None:
     actual = processor([image.to(DEVICE) for image in images], device=DEVICE, return_tensors="pt")["pixel_values"]
     assert actual.device.type == DEVICE.type
     difference = (255 * actual.cpu() - expected).abs()
-    assert float(difference.max()) <= 1.01  # at most one gray level
-    # CPU kernels for integers also round after resizing the first side. The mean difference is 0.14 gray levels
-    # for bilinear and 0.16 for bicubic interpolation.
+    assert float(difference.max()) <= 1.01  # pixels differ by at most one gray level
+    # On the CPU, integer images are also rounded between the two resizing passes. This causes a mean difference of
+    # 0.14 gray levels for bilinear and 0.16 for bicubic interpolation.
     assert float(difference.mean()) <= (0.01 if HAS_GPU else 0.2)
 
 

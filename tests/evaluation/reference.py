@@ -14,7 +14,7 @@ Annotations = dict[int, list[dict[str, Any]]]
 
 
 def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
-    """Return the scores of a metric for images given as pairs of prediction and target."""
+    """Return the scores of a metric. Each image is given as a pair of prediction and target."""
     metric.update([metric.record(*image) for image in images])
     return metric.compute()
 

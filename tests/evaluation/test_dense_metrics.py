@@ -1,4 +1,4 @@
-"""Test that metrics of dense predictions equal reference implementations and values computed by hand."""
+"""Test that metrics of dense predictions agree with reference implementations and with values computed by hand."""
 
 import math
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_semantic_scores_equal_hand_computed_ones_and_other_classes_are_refused(
 
 
 def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[int, list[float]]:
-    """Return IoU sum, true positives, false positives and false negatives per class, as in the COCO panoptic API."""
+    """Return the sum of IoUs and the numbers of true positives, false positives and false negatives of each class."""
     sums: dict[int, list[float]] = {label: [0.0, 0, 0, 0] for label in range(num_classes)}
     for prediction, target in images:
         void = ~target["masks"].any(axis=0)
@@ -88,7 +88,8 @@ def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() 
     metric = PanopticMetric(NAMES, THINGS)
     scores = score(metric, *images)
     reference = panoptic_reference(images, 4)
-    assert all(min(sums) > 0 for sums in reference.values())  # each class has all kinds of matches and errors
+    # Each class has true positives, false positives and false negatives.
+    assert all(min(sums) > 0 for sums in reference.values())
     quality = {label: iou / (tp + fp / 2 + fn / 2) for label, (iou, tp, fp, fn) in reference.items()}
     expected = {
         "pq": np.mean(list(quality.values())),
@@ -101,7 +102,7 @@ def test_panoptic_scores_are_those_of_the_coco_definition_and_of_torchmetrics() 
     per_class = metric.per_class()
     assert per_class["cat"]["pq"] == pytest.approx(quality[2])
     assert math.isnan(per_class["ghost"]["pq"])
-    # If every pixel belongs to a segment, the scores equal those of torchmetrics.
+    # If every pixel belongs to a segment, the panoptic scores equal those of torchmetrics.
     pairs, judge = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
     info = [{"id": i, "label_id": i} for i in range(4)]
     for number in range(NUM_IMAGES):
@@ -151,7 +152,7 @@ def test_instance_scores_are_those_of_pycocotools() -> None:
     """Compare with pycocotools, because torchmetrics ignores images without objects."""
     images = [dense.instance_image(number) for number in range(NUM_IMAGES)]
     images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
-    # Predictions get distinct scores, because the reference sorts ties by the order of images.
+    # The scores of predictions are distinct, because pycocotools orders equal scores by image.
     for number, (prediction, _) in enumerate(images):
         prediction["scores"] = np.random.default_rng(number).random(len(prediction["scores"]))
     metric = InstanceMetric(NAMES, THINGS)
@@ -176,7 +177,7 @@ def test_instances_of_other_classes_do_not_count() -> None:
     assert per_class["cat"] == pytest.approx({"ap": 1, "ap_50": 1})
     assert math.isnan(per_class["dog"]["ap"])
     assert "sky" not in per_class
-    # Evaluation results are cached until the metric is updated with more images.
+    # The metric caches its scores until it is updated with more images.
     metric = InstanceMetric(NAMES, THINGS)
     first = score(metric, dense.instance_image(0))
     assert metric._evaluate() is metric._evaluate()

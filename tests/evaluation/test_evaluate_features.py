@@ -27,7 +27,7 @@ from ..helpers.pretraining import write_colors
 def test_average_precision_is_that_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, gallery = (torch.randn(count, 5, generator=generator) for count in (12, 40))
-    gallery[20:30] = gallery[:10]  # duplicates give tied similarities
+    gallery[20:30] = gallery[:10]  # duplicate features have equal similarities
     classes, others = (torch.randint(3, (count,), generator=generator) for count in (12, 40))
     found = retrieval_average_precision(queries, classes, gallery, others)
     similarity = F.normalize(queries, dim=1) @ F.normalize(gallery, dim=1).T
@@ -42,11 +42,11 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
         rest = own != number
         alone = retrieval_average_precision(images[[number]], classes[[number]], images[rest], classes[rest])
         assert precision == pytest.approx(float(alone), abs=1e-6)
-    assert found[-1].isnan()  # the last image is the only image of its class
+    assert found[-1].isnan()  # no other image has the class of the last image
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and classes. Only 3 of the 40 features depend on the class, and features differ in scale."""
+    """Return random features and classes. Of the 40 features, 3 depend on the class. The features differ in scale."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, 3, count)
     features = generator.normal(size=(count, 40)).astype(np.float32)
@@ -66,8 +66,8 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
         weaker = classify(features[kept], classes[kept], features[held_out], other)
         assert accuracy >= (weaker == classes[held_out]).mean()
     assert np.array_equal(answers, classify(features, classes, others, strength))
-    assert (answers == truth).mean() > 0.55  # chance level is 1/3
-    # The regularization strength does not depend on the evaluated images.
+    assert (answers == truth).mean() > 0.55  # random guessing has an accuracy of 1/3
+    # The regularization strength of the linear probe does not depend on the evaluated images.
     assert probe(features, classes, others[:1])[1] == strength
     # Predictions of the probe do not depend on the scale of the features.
     answers = [probe(*draw_classes(120, scale, 0), draw_classes(50, scale, 1)[0])[0] for scale in (1, 1000)]

@@ -1,4 +1,4 @@
-"""Test feature extraction to files: correct values, resuming after a kill, two processes, and bounded memory."""
+"""Test feature extraction to files: correct values, resuming after a killed run, two processes, and bounded memory."""
 
 import os
 import signal
@@ -60,7 +60,8 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path, tmp_pat
         for name, value in expected.items():
             np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
         assert row["grid"] == [4, 4]
-        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # 32 x 32 pixels
+        # The feature "pixels" contains all 32 x 32 pixels.
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)
         assert len(row["untrained_mean"]) == len(row["mean"])
         assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
     splits = load_dataset(str(workplace / "features"), cache_dir=str(tmp_path))
@@ -125,7 +126,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     assert sorted(before) == [f"train-0000{number}-of-00004.parquet" for number in range(2)]
     extract_to(workplace / "encoder", workplace / "colors", output_dir, features=ALL)
     assert content_of(output_dir) == content_of(workplace / "features")
-    # Complete files are not written again after resuming.
+    # A resumed extraction does not write complete files again.
     assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before
 
 
@@ -137,7 +138,7 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     kinds, place = ", ".join(ALL), tmp_path / "features"
     assert said == [f"Saved features ({kinds}) of images (36 of train, 21 of test) to {place}"]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
-    del found["features.json"], expected["features.json"]  # differs in the image paths
+    del found["features.json"], expected["features.json"]  # features.json contains the image paths, which differ
     assert found == expected
 
 
@@ -177,8 +178,8 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 200  # MiB written by the second extraction
-    assert growth < 100  # MiB of memory; varies by up to 50 MiB between runs
+    assert written > 200  # number of MiB that the second extraction has written
+    assert growth < 100  # growth in MiB of memory, which varies by up to 50 MiB between runs
 
 
 def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_published_models_classes_of_the_hub_and_images_that_cannot_be_read(tmp_
     rows = rows_of(named, "train").to_pylist()
     found = [(row["file"], row["label"], len(row["cls"])) for row in rows]
     assert found == [(f"image {number} of train", label, 16) for number, label in enumerate(("ape", "zebra", None))]
-    # Unreadable images raise an error that names them, unless they are skipped by an option.
+    # Unreadable images raise an error with their names, unless an option skips them.
     encoder = save_encoder(tmp_path / "encoder")
     write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
     truncate(tmp_path / "photos" / "b.png")

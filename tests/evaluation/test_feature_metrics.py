@@ -1,4 +1,4 @@
-"""Test that nearest neighbors and retrieval equal plain loops and scikit-learn. Ties and NaN count as errors."""
+"""Compare nearest neighbors and retrieval with plain loops and scikit-learn. Ties and NaN count as errors."""
 
 import math
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from hf_vit.evaluation.features import (
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features of 30 images to classify, and features and labels of 200 images, in 5 overlapping classes."""
+    """Return features of 30 images to classify, and features and labels of 200 images. The 5 classes overlap."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(5, (200,), generator=generator)
     centers = torch.randn(5, 16, generator=generator)
@@ -40,7 +40,7 @@ def test_neighbors_vote_as_those_of_scikit_learn(seed: int) -> None:
         found = classify_by_neighbors(features, known, classes, count, temperature).tolist()
         assert found == answers[count, temperature]
     assert classify_by_neighbors(features, known, classes).tolist() == answers[20, 0.07]
-    # The expected classes vary between images, and depend on the number of neighbors and the temperature.
+    # The test is not trivial: classes depend on the image, the number of neighbors and the temperature.
     assert len(set(answers[20, 0.07])) > 1
     assert answers[20, 0.07] != answers[1, 0.07]
     assert answers[200, 0.02] != answers[200, 0.5]
@@ -96,7 +96,7 @@ def test_ranks_are_those_of_a_plain_loop(max_compared: int, monkeypatch: pytest.
 def test_equal_and_nan_embeddings_get_the_worst_rank() -> None:
     for value in (0.5, math.nan):
         images, texts = torch.full((len(COUNTS), 4), value), torch.full((int(COUNTS.sum()), 4), value)
-        images += 1e-8 * torch.arange(len(images))[:, None]  # differences of the size of rounding errors
+        images += 1e-8 * torch.arange(len(images))[:, None]  # adds differences as small as rounding errors
         of_images, of_texts = retrieval_ranks(images, texts, COUNTS)
         assert of_images.tolist() == (len(texts) - COUNTS).tolist()
         assert of_texts.tolist() == [len(images) - 1] * len(texts)

@@ -1,4 +1,4 @@
-"""Test that multi-label and regression metrics equal scikit-learn and exclude missing labels."""
+"""Test that multi-label and regression metrics agree with scikit-learn and exclude missing labels."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def filled(metric: LabelValueMetric, logits: np.ndarray, labels: np.ndarray) -> 
 
 def test_scores_of_several_labels_count_no_missing_labels() -> None:
     rng = np.random.default_rng(0)
-    # Logits are rounded to create ties.
+    # Logits are rounded, so that many of them are equal.
     logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)
     metric = filled(MultiLabelMetric(NAMES), logits, labels)
     scores, answers = metric.compute(), logits > 0
@@ -39,7 +39,7 @@ def test_scores_of_several_labels_count_no_missing_labels() -> None:
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(N, K)), (rng.random((N, K)) < 0.4).astype(float)
     labels[rng.random((N, K)) < 0.3] = np.nan
-    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # the last class has no positive images
+    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # no label of the last class is positive
     scores, known = filled(MultiLabelMetric(NAMES), logits, labels).compute(), ~np.isnan(labels)
     parts = [(labels[known[:, k], k], logits[known[:, k], k]) for k in range(K)]
     aps = [metrics.average_precision_score(*part) for part in parts[:3]]

@@ -21,7 +21,7 @@ from ..data.errors import expect_error
 
 
 LOGITS = np.random.default_rng(0).normal(size=(200, 7))
-LABELS = np.random.default_rng(1).integers(0, 6, 200)  # class 6 never occurs
+LABELS = np.random.default_rng(1).integers(0, 6, 200)  # no image is labeled with class 6
 
 
 def test_metrics_of_evaluate_equal_those_of_scikit_learn() -> None:
@@ -86,7 +86,7 @@ def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp
     assert np.abs(right - wrong).max() > 100
     with pytest.raises(ValueError, match="confusion matrix has the shape"):
         draw_confusion_matrix(matrix, ["one"], tmp_path / "no.png")
-    if num_labels == 2:  # class names in TeX syntax are not rendered as formulas
+    if num_labels == 2:  # class names that contain TeX syntax are not rendered as formulas
         names = ["$100_$", "$\\alpha$"]
         draw_confusion_matrix(matrix, names, tmp_path / "matrix.svg")
         assert all((tmp_path / "matrix.svg").read_text().count(f"<!-- {name} -->") == 2 for name in names)

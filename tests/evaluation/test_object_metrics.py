@@ -1,4 +1,4 @@
-"""Test that metrics of boxes and keypoints equal the COCO evaluator and values computed by hand."""
+"""Test that metrics of boxes and keypoints agree with the COCO evaluator and with values computed by hand."""
 
 import math
 from collections import defaultdict
@@ -47,10 +47,10 @@ def coco_annotations(objects: dict[str, Any]) -> list[dict[str, Any]]:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 4 * seed)]
-    if seed == 3:  # more detections per class than are evaluated
+    if seed == 3:  # an image with more than 100 detections per class
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
-    # Scores are distinct, because the reference orders images with tied scores differently.
+    # Scores are distinct, because pycocotools orders predictions with equal scores differently.
     for found, _ in images:
         found["scores"] = generator.random(len(found["boxes"]))
     metric = DetectionMetric(NAMES)
@@ -138,7 +138,7 @@ POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
 
 
 def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
-    """Return a prediction of the points `of`. Point i is shifted by `moves[i]` pixels; all scores equal `sure`."""
+    """Return predicted keypoints: the points `of`, shifted by `moves` in pixels. All scores are `sure`."""
     moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
     return {"keypoints": moved, "scores": np.full(len(of), sure)}
 
@@ -166,7 +166,7 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
         target["keypoints"] *= generator.random() < 0.9
     metric = KeypointMetric(KEYPOINTS, OKS_SIGMAS)
     scores = score(metric, *objects)
-    # Sort objects in the same way as the metric, because the order decides between equally good matches.
+    # Objects are sorted in the same way as in the metric, because the order decides between equally good matches.
     objects.sort(key=lambda one: metric.record(*one)["rank"])
     truths, poses = defaultdict(list), defaultdict(list)
     for prediction, target in objects:
@@ -191,7 +191,7 @@ def test_oks_equals_hand_computed_ones() -> None:
         right, wrong = found(sure=sure), found(*[(999, 999)] * 4)
         scores = score(KeypointMetric(FACE), (right, truth()), (wrong, truth(image_id=2)))
         assert scores["oks_ap"] == pytest.approx(oks_ap)
-    # OKS matches predictions to any object of an image. Keypoint errors compare each prediction with its own object.
+    # The OKS metric may match a prediction to any object in its image. Keypoint errors use the object of its own crop.
     other = POINTS + np.array([500, 500, 0])
     for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
         swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]
@@ -230,9 +230,9 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
     eyes_alone = POINTS * [[1], [1], [0], [0]]
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0
-    # The second object is excluded, because its nose is not labeled.
+    # The second object is excluded from NME, because its nose is not labeled.
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)
-    # Each labeled keypoint has the same weight. Objects without a normalization length are excluded.
+    # All labeled keypoints have the same weight in PCK. Objects without a normalization length are excluded.
     one_off = found((15, 0))
     scores = score(KeypointMetric(FACE), (one_off, truth()), (found(of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == pytest.approx(4 / 5)

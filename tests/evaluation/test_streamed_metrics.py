@@ -21,7 +21,7 @@ METRICS = {**dense.METRICS, **objects.METRICS}
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a prediction or target, with `change` applied to each of its values."""
+    """Apply the function `change` to each value of a prediction or target, and return the result."""
     return {key: change(item) for key, item in value.items()} if isinstance(value, dict) else change(value)
 
 
@@ -93,7 +93,7 @@ def test_a_record_does_not_grow_with_the_pixels_and_another_size_is_refused(name
 
     small = len(pickle.dumps(make_metric().record(prediction, target)))
     large = len(pickle.dumps(make_metric().record(mapped(enlarged, prediction), mapped(enlarged, target))))
-    # Masks are stored in run-length encoding, so their size grows at most with the length of the contour.
+    # Masks are stored in run-length encoding, so their size grows at most in proportion to the length of the contour.
     assert large < small * (6 if name == "instance" else 1.1)
     with pytest.raises(ValueError, match=r"112x130 and 120x146\. Resize the prediction"):
         make_metric().record(prediction, image(1)[1])

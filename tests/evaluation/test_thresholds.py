@@ -1,4 +1,4 @@
-"""Test the selection of score thresholds by F1 score: robust with few images, and independent of their order."""
+"""Test that score thresholds chosen by F1 are robust with few images and independent of the image order."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 def test_best_threshold_is_close_to_the_optimum(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
-    # Scores are rounded to create ties.
+    # Scores are rounded, so that many of them are equal.
     scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)
     found = best_threshold(scores, correct, 150)
     assert found is not None
@@ -37,7 +37,7 @@ def test_best_threshold_is_close_to_the_optimum(seed: int) -> None:
 
 def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
     correct = [True, True, False]
-    adjacent = [0.5, np.nextafter(np.float32(0.25), np.float32(1)), 0.25]  # adjacent float32 values
+    adjacent = [0.5, np.nextafter(np.float32(0.25), np.float32(1)), 0.25]  # the last two are adjacent float32 values
     tiny = [0.00012345, 0.000123449, 0.000123448]
     for scores in ([0.9999, 0.9998, 0.9997], tiny, adjacent, [1.2, 1.1, 0.3], [1.0, 0.9999999, 0.9999998]):
         values = np.array(scores, dtype=np.float32)
@@ -46,7 +46,7 @@ def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
         assert 0 <= found.value <= 1
         assert (values > found.value).tolist() == (torch.from_numpy(values) > found.value).tolist() == correct
         assert found.quality == 1
-    # The threshold lies in the middle of a gap between scores. Without correct predictions, there is no threshold.
+    # The threshold lies in the middle of the gap between the scores of correct and wrong predictions.
     assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
     assert best_threshold([0.9], [False], 3) is None
@@ -56,15 +56,15 @@ def test_it_lies_between_the_right_scores_and_in_the_middle_of_a_gap() -> None:
     assert found is not None
     assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
-    # The threshold is not simply the score with the maximum F1, which depends on single objects.
-    # The first 40 predictions are correct, half of the next 20 are correct, and all others are wrong.
+    # The threshold is not simply the score with the highest F1, because this score depends on single objects. The
+    # first 40 predictions are correct, half of the next 20 are correct, and all others are wrong.
     scores = np.linspace(0.9, 0.1, 81)
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]
     found = best_threshold(scores, correct, 55)
     assert found is not None
     assert found.quality > 0.98 * max(curve)
-    # The maximum of F1 is at the end of a plateau, at a lower score than the threshold.
+    # F1 is highest at the end of a plateau. The chosen threshold is above this score.
     assert found.value > scores[int(np.argmax(curve))] + 0.01
 
 
@@ -100,7 +100,7 @@ def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away(
     found = detections((box, 0.8), (shifted(box, 2), 0.6), (FAR, 0.5), ([110, 110, 120, 120], 0.9))
     wrong = detections((box, 0.7)), truth(box, label=1)
     metric.update([metric.record(found, truth(box, crowd, crowds=(False, True)))])
-    # The threshold lies between 0.8 and the score of the duplicate box. The crowd annotation is ignored.
+    # The threshold lies between 0.8 and the score of the duplicate box. Crowd annotations are ignored.
     assert chosen(metric)[:2] == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
     assert chosen(metric).quality == pytest.approx(2 / 3)
@@ -121,7 +121,7 @@ def test_a_box_or_mask_is_right_once_and_keypoints_that_are_not_there_stay_away(
     assert chosen(metric)[:2] == (0.25, 1.0)
     metric.reset()
     metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
-    assert metric.best_threshold() is None  # all predictions are correct at any threshold
+    assert metric.best_threshold() is None  # all predictions are correct, so no threshold is needed
 
 
 def test_repeated_boxes_are_left_out_where_that_helps() -> None:
@@ -143,7 +143,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     assert (found.nms, found.quality) == (None, 1.0)
 
 
-@pytest.mark.parametrize("count", [9, 120])  # 9 images are few enough for cross-fitting
+@pytest.mark.parametrize("count", [9, 120])  # cross-fitting is used for 9 images, but not for 120
 def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
     for index in range(count):
@@ -153,7 +153,7 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
         metric.update([metric.record(both, truth(box))])
     found = chosen(metric)
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
-    # The tolerance allows for a threshold in the middle of several nearly equal ones.
+    # The chosen threshold may be slightly worse, because it lies in the middle of several nearly equal thresholds.
     assert found.quality == pytest.approx(1.0, abs=0.01)
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
@@ -183,7 +183,7 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], expected: fl
 
     def segments(threshold: float) -> dict[str, Any]:
         info = [{"id": 1, "label_id": 0, "score": 0.9}]
-        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # wrong pixels next to the correct segment
+        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # pixels of a false positive segment
         info += [{"id": 2, "label_id": 0, "score": 0.3}] if noise.any() else []
         if threshold not in right:
             return {"segmentation": np.zeros((20, 20), dtype=int), "segments_info": []}

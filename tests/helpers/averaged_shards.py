@@ -29,7 +29,7 @@ def train_by_hand(
 ) -> tuple[WeightAverage, dict[str, Tensor]]:
     """Trains on a slice of each batch.
 
-    Returns the weight average, and the logits computed with the model weights and with the averaged weights.
+    Returns the averaged weights, and the logits computed with the model weights and with the averaged weights.
     """
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -50,7 +50,7 @@ def train_by_hand(
 
 
 def train_with_muon(model: HfViTForImageClassification, share: slice = slice(BATCH)) -> Muon:
-    """Trains with Muon on a slice of each batch, in float64, because bfloat16 would hide differences."""
+    """Trains with Muon on a slice of each batch. Muon computes in float64, because bfloat16 would hide differences."""
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     batch["pixel_values"] = batch["pixel_values"].double()
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.1, use_muon=True), lr=0.1, fused=True)
@@ -78,16 +78,16 @@ def spread(model: HfViTForImageClassification) -> slice:
 
 
 def train_shards_with_muon() -> dict[str, Tensor]:
-    """Trains with Muon on all processes and returns the full weights, which only the first process receives."""
+    """Trains sharded weights with Muon on all processes. Returns the full weights in the first process."""
     model = small_model().double()
     train_with_muon(model, spread(model))
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def average_shards(folder: Path) -> dict[str, Any]:
-    """Trains on all processes, saves the model and the averaged weights, and returns the logits and averaged shards.
+    """Trains on all processes, and saves the weights with and without averaging. Returns logits and averaged weights.
 
-    The averaged shards are returned twice: after training, and after the saved averaged weights have been loaded.
+    The averaged weights of this process are returned twice: after training, and after saving and loading them.
     """
     model = small_model()
     average, said = train_by_hand(model, spread(model))

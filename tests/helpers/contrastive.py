@@ -32,7 +32,7 @@ def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int =
 
 
 def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
-    """Returns the loss and gradients of pairs `start` to `stop` of six pairs.
+    """Returns the loss and gradients for the image-text pairs `start` to `stop` of a batch of six.
 
     Gradients are averaged over processes, as in DDP.
     """
@@ -50,9 +50,9 @@ def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
 
 
 def losses_per_distribution() -> dict[Any, Any]:
-    """Returns the losses of this process for each split of six pairs between two processes.
+    """Returns the losses of this process for each distribution of six image-text pairs to two processes.
 
-    The result also contains the error message that a process without pairs raises.
+    The result also contains the error message of a process without pairs.
     """
     rank, results = dist.get_rank(), {}
     for loss in LOSSES:

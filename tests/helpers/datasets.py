@@ -15,8 +15,8 @@ from PIL import Image as PILImage
 from hf_vit.data import load_digits_dataset
 
 
-SEEDS = {"train": 0, "val": 1000, "test": 2000}  # The seeds differ so that splits share no images.
-load_digits = functools.cache(load_digits_dataset)  # Cached, because encoding takes 0.25 seconds.
+SEEDS = {"train": 0, "val": 1000, "test": 2000}  # The seeds are far apart, so that splits share no images.
+load_digits = functools.cache(load_digits_dataset)  # Cached, because reading the digits takes 0.25 seconds.
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:
@@ -103,7 +103,7 @@ def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_
 
 
 def truncate(file: Path, share: float = 0.6) -> None:
-    """Truncates a file to the fraction `share` of its bytes."""
+    """Truncates a file to `share` (a fraction) of its bytes."""
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
 
@@ -112,7 +112,7 @@ SHAPE = (6, 8)  # height and width of the images returned by `picture`
 
 
 def class_map(number: int, num_classes: int = 3) -> np.ndarray:
-    """Returns a random class map for an image of `picture`. A few pixels have no class (255)."""
+    """Returns a random class map of the size `SHAPE`. A few pixels have no class (255)."""
     draws = np.random.default_rng(number)
     return np.where(draws.random(SHAPE) < 0.1, 255, draws.integers(0, num_classes, SHAPE)).astype(np.uint8)
 
@@ -139,7 +139,7 @@ def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car
 
 
 def depth_in_millimeters(number: int) -> np.ndarray:
-    """Returns a random depth map for an image of `picture`: 0.5 to 10 meters. The first pixel has no depth (0)."""
+    """Returns a random depth map of the size `SHAPE`: 0.5 to 10 meters. The first pixel has no depth (0)."""
     depth = np.random.default_rng(number).integers(500, 10000, SHAPE).astype(np.uint16)
     depth[0, 0] = 0
     return depth
@@ -160,7 +160,8 @@ COCO_CATEGORIES = [{"id": 7, "name": "sky", "isthing": 0}, {"id": 3, "name": "ca
 def write_panoptic(folder: Path) -> np.ndarray:
     """Writes an image with sky, two cats and a crowd of cats in COCO panoptic format; returns the segment id map."""
     ids = np.zeros(SHAPE, np.int32)
-    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # pixels with other ids have no class
+    # Other pixels have the segment id 0, which means that they have no class.
+    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9
     bands = np.stack([ids % 256, ids // 256 % 256, ids // 65536], axis=-1).astype(np.uint8)
     write_pictures(folder / "val2017", "12.jpg")
     write_image(folder / "annotations" / "panoptic_val2017" / "12.png", bands)

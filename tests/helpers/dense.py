@@ -15,7 +15,7 @@ from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationM
 
 NAMES = ["sky", "road", "cat", "dog", "ghost"]  # the class "ghost" occurs in no image
 THINGS = [2, 3]
-NUM_IMAGES = 11  # is not divisible by the batch sizes 2 and 4
+NUM_IMAGES = 11  # not divisible by the batch sizes 2 and 4
 Image = tuple[Any, Any]  # a pair of prediction and target
 
 
@@ -24,7 +24,7 @@ def size(number: int) -> tuple[int, int]:
 
 
 def boxes(generator: np.random.Generator, count: int, shape: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Returns random rectangles (top, bottom, left, right) with sizes from a few pixels to most of the image."""
+    """Returns random rectangles (top, bottom, left, right): some have few pixels, some cover most of the image."""
     sides = [sorted(generator.choice(length + 1, 2, replace=False)) for _ in range(count) for length in shape]
     return [(*sides[2 * i], *sides[2 * i + 1]) for i in range(count)]
 
@@ -45,7 +45,7 @@ def semantic_image(number: int) -> Image:
 
 
 def panoptic_image(number: int) -> Image:
-    """Returns a prediction and a target with overlapping boxes. Predicted boxes are slightly shifted."""
+    """Returns a panoptic prediction and target with overlapping boxes. Predicted boxes are slightly shifted."""
     generator = np.random.default_rng(number)
     rectangles = boxes(generator, 6, size(number))
     maps = []
@@ -102,7 +102,7 @@ METRICS: Metrics = {
 
 
 def scores_of_processes(metrics: Metrics, batch_size: int) -> dict[str, dict[str, float]]:
-    """Returns the scores over all images. Each process predicts some of the images."""
+    """Returns the scores over all images. Each process adds the predictions of some images to the metrics."""
     accelerator, scores = Accelerator(cpu=True), {}
     for name, (make_metric, image) in metrics.items():
         metric = make_metric()

@@ -1,4 +1,4 @@
-"""Training runs of dense prediction and object tasks on a few synthetic images, with scripts and the Trainer."""
+"""Training runs of dense prediction and object tasks on synthetic images, with training scripts and the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -23,12 +23,12 @@ NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 OBJECTS = ("object_detection", "keypoint_detection")
-# Keys are valid file names.
+# Task names with underscores, which are used as file names.
 TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}
 OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
-SCENES_BATCHES = (2,)  # batch size per process; the last batch is smaller
+SCENES_BATCHES = (2,)  # batch sizes per process; the number of validation images is not divisible by them
 UPSCALED = {"num_blocks": 1, "num_upscale_blocks": 1}
 CONFIG = {
     **encoder_shape(32, 2, 64),
@@ -95,7 +95,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 
 
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Returns the Trainer of a training script, in float64. Zero weights of heads get fixed nonzero values."""
+    """Returns the Trainer of a training script, with a float64 model in which zero head weights become nonzero."""
     task_class = ALL_TASKS[task]
     made = task_of(task_class, arguments_of(task, data, output_dir, *options))
     made.load_data()
@@ -109,7 +109,7 @@ def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> Eval
 
 
 def move_boxes_to_objects(model: HfViTForObjectDetection) -> None:
-    """Moves all predicted boxes near the objects on the right. With random weights, they would match no object."""
+    """Shifts all predicted boxes to the objects on the right. With random weights, no box would match an object."""
     last = model.detection_head.box_predictor.layers[-1]
     with torch.no_grad():
         last.weight.mul_(0.05)
@@ -129,7 +129,7 @@ class Float64Collator:
 
 
 def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) -> dict[str, float]:
-    """Returns the loss and scores of a model without its speed, by default on the validation images."""
+    """Returns the loss and scores of a model, but not its speed. Uses the validation images by default."""
     found = trainer.evaluate(images)
     return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 

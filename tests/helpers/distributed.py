@@ -1,4 +1,4 @@
-"""Runs the jobs of `tests.helpers.trainings` in one or several subprocesses."""
+"""Runs the jobs defined in `tests.helpers.trainings` in one or several subprocesses."""
 
 from pathlib import Path
 

@@ -15,11 +15,12 @@ HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # Folders that must be empty af
 
 
 def isolate() -> None:
-    """Cuts this process off the network and the home directory; call it before libraries are imported."""
+    """Blocks the network and replaces the home directory. Must be called before libraries are imported."""
     refuse_network()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for name, folder in {
-        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # caches are kept, because filling them is slow
+        # Tests use the caches of the user, because filling new ones is slow.
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),
         "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
         "PYTHONUSERBASE": site.getuserbase(),
     }.items():

@@ -71,7 +71,7 @@ def start_python(*arguments: str, workdir: Path) -> Process:
 def run_python(
     *arguments: str, workdir: Path, processes: int = 1, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `workdir`, offline unless a Hub endpoint is given. Runs in the same `workdir` share a cache."""
+    """Runs Python in `workdir`, offline unless a Hub endpoint is given. All runs in `workdir` share a cache."""
     workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
@@ -91,7 +91,7 @@ def offline(environment: dict[str, str]) -> dict[str, str]:
     """Returns all environment variables for a process. The process is offline unless a Hub endpoint is given."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
-        "HF_HOME": "hf_home",  # a relative path gives all processes the same environment
+        "HF_HOME": "hf_home",  # the path is relative, so that the environment does not depend on the folder
         **NO_COUNTING,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),

@@ -1,4 +1,4 @@
-"""Golden values: outputs and gradients of models whose weights are given by a formula.
+"""Golden values: saved outputs and gradients of models whose weights are computed by a formula.
 
 `python -m tests.helpers.golden` regenerates them.
 """
@@ -25,7 +25,7 @@ def wave(shape: torch.Size, frequency: float) -> torch.Tensor:
 
 
 def golden_values() -> dict[str, list[float]]:
-    """Returns, for every model variant, the logits and the mean absolute gradient of each weight, in float64."""
+    """Returns the float64 logits and the mean absolute gradient of each weight of every model variant."""
     results = {}
     for variant in VARIANTS:
         model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).double().eval()

@@ -26,7 +26,7 @@ LFS_SUFFIXES = {".bin", ".png", ".pt", ".pth", ".safetensors"}
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit on a branch of a repository, with all files and the paths that the commit has changed."""
+    """A commit on a branch of a repository: all files of the repository, and the paths that the commit changes."""
 
     repo: str
     revision: str
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A simulated failure of the first request for `action` whose body contains `content`."""
+    """A simulated failure: the first request for `action` whose body contains `content` fails with `status`."""
 
     action: str
     status: int | None  # HTTP status, or None to close the connection
@@ -64,7 +64,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Request:
-    """Authorization and body of a request."""
+    """The authorization and the body of a request."""
 
     token: str
     body: bytes
@@ -95,7 +95,7 @@ def as_json(content: object, status: int = 200) -> Answer:
 
 
 class Hub:
-    """Mock Hub: repositories with commits in chronological order. Each method after `find` handles a request type."""
+    """Mock Hub: repositories with commits in chronological order. Each method below `find` handles a request type."""
 
     def __init__(self, root: Path) -> None:
         """Creates a repository "user/name" from every folder `root/user/name`."""
@@ -113,7 +113,7 @@ class Hub:
 
     @property
     def client(self) -> dict[str, str]:
-        """Environment variables of a client of this hub, including the token of the user."""
+        """Environment variables for a client of this mock Hub, including the token of the user."""
         return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
     def find(self, repo: str, revision: str = "main") -> Commit:
@@ -254,7 +254,7 @@ ROUTES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP handler that passes each request to the matching method of the hub."""
+    """HTTP handler that passes each request to the method of the mock Hub that handles its type."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @functools.cache
 def own_port() -> int:
-    """Returns one port for all hubs of this process, so that their clients share an environment and a zygote."""
+    """Returns one port for all mock Hubs of this process, so that their clients share an environment and a zygote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -305,13 +305,13 @@ def own_port() -> int:
 
 @contextmanager
 def serve(root: Path) -> Iterator[Hub]:
-    """Runs a hub with a repository "user/name" for every folder `root/user/name`."""
+    """Runs a mock Hub with a repository "user/name" for every folder `root/user/name`."""
     hub = Hub(root)
     methods = dict.fromkeys(("do_HEAD", "do_GET", "do_POST", "do_PUT"), Handler.answer)
     handler = type("BoundHandler", (Handler,), {"hub": hub, **methods})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", own_port()), handler)
-    except OSError:  # the port is still used by another hub
+    except OSError:  # another mock Hub still uses the port
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

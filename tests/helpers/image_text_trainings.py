@@ -21,7 +21,7 @@ from .references import draw_weights
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
 PAIRS = list(product(COLORS, repeat=2))
-NUM_LABELED = 3  # number of labeled test images per color
+NUM_LABELED = 3  # number of test images per color
 # With the default initializer_range of 0.02, embeddings would be nearly equal.
 CONFIG = {**encoder_shape(32, 2, 64), "patch_size": 4, "initializer_range": 0.1}
 TEXT = encoder_shape(24, 2, 48)
@@ -31,13 +31,13 @@ A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 
 
 def captions_of(left: str, right: str) -> list[str]:
-    """Returns three captions of an image with two colored halves, or two captions if the left half is white."""
+    """Returns three captions for an image with two colored halves, or two captions if the left half is white."""
     captions = [f"{left} beside {right}", f"{right} on the right of {left}", f"half {left}, the other half {right}"]
     return captions[: 2 if left == "white" else 3]
 
 
 def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
-    """Writes noisy two-colored images with captions. The split train has a row per caption, val a row per image."""
+    """Writes noisy two-colored images with captions. The table train has a row per caption, val a row per image."""
     generator = np.random.default_rng(0)
     for split, count in zip(("train", "val"), sizes, strict=True):
         (folder / split / "images").mkdir(parents=True)
@@ -54,7 +54,7 @@ def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
 
 
 def write_labeled(folder: Path) -> Path:
-    """Writes single-color images in class folders: three per color in test/<color>/, one in train/<color>/."""
+    """Writes images of a single color to class folders: three to each test/<color>/, one to each train/<color>/."""
     for number, (name, color) in enumerate(COLORS.items()):
         for split, count in (("train", 1), ("test", NUM_LABELED)):
             (folder / split / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Helpers of the image processor tests."""
+"""Helper functions for the tests of image processors."""
 
 from io import BytesIO
 

@@ -86,7 +86,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def encoder_shape(hidden_size: int, num_hidden_layers: int, intermediate_size: int) -> dict[str, int]:
-    """Return the fields of a tiny encoder with two attention heads."""
+    """Return configuration fields of a tiny encoder with two attention heads."""
     layers = {"num_hidden_layers": num_hidden_layers, "num_attention_heads": 2}
     return {"hidden_size": hidden_size, **layers, "intermediate_size": intermediate_size}
 
@@ -97,7 +97,7 @@ def small_config(variant: str = "plain", **overrides: Any) -> hf_vit.HfViTConfig
 
 
 def pixels(config: hf_vit.HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
-    """Returns reproducible random images. The image size is that of `config`, or `grid` patches if `grid` is given."""
+    """Returns reproducible random images of `grid` (rows, columns) patches; the default is the size in `config`."""
     rows, columns = config.grid_size if grid is None else grid
     patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
@@ -121,7 +121,7 @@ del RAE["latent_channels"]
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A model class with training data. If `accumulates` is False, gradient accumulation changes the result."""
+    """A model class with training data. If `accumulates` is False, gradient accumulation would change the result."""
 
     model_class: type[HfViTPreTrainedModel]
     make_batch: MakeBatch
@@ -130,7 +130,7 @@ class TrainingCase:
 
 
 def labeled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
-    """Returns a function that makes batches of images with `make_labels(generator, batch, num_labels)` as targets."""
+    """Returns a function that makes batches of images, with `make_labels(generator, batch, num_labels)` as targets."""
 
     def make_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
         labels = make_labels(torch.Generator().manual_seed(batch), batch, config.num_labels)
@@ -195,7 +195,7 @@ def boxes(generator: Generator, count: int) -> Tensor:
 
 
 def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
-    """Returns a function that makes detection batches in which the image with index i has `count_of(i)` objects."""
+    """Returns a function that makes detection batches. The image with index i has `count_of(i)` objects."""
 
     def make_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(batch)
@@ -245,7 +245,7 @@ def with_captions(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_views(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Returns a batch of global and local views of images."""
+    """Returns a batch of global views and local views (augmented crops) of images."""
     generator = torch.Generator().manual_seed(batch)
     sizes = {"pixel_values": config.image_size, "local_pixel_values": 2 * config.patch_size}
     return {
@@ -267,7 +267,7 @@ def assigned(generator: Generator, *shape: int) -> Tensor:
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:
-    """Returns a function that pads the batches of `make_batch`. The padding size differs per image."""
+    """Returns a function that makes the batches of `make_batch` with padding masks. The padding differs per image."""
 
     def make_padded_batch(config: hf_vit.HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
@@ -280,18 +280,19 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
 
 
 class WithFixedPoints(hf_vit.HfViTForUniversalSegmentation):
-    """Segmentation model whose loss samples masks at fixed points, because random points differ between processes."""
+    """Segmentation model whose loss samples masks at fixed points. Random points would differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.training = False  # the loss uses fixed points; the submodules stay in training mode
+        self.training = False  # in evaluation mode, the loss uses fixed points
         return self
 
 
 class WithFixedSlices(hf_vit.HfViTForJointEmbedding):
-    """Joint-embedding model that draws the same random slices in each step."""
+    """Joint-embedding model whose loss uses the same random projections in each step."""
 
-    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for this argument name
+    # Transformers requires the argument name `return_loss`.
+    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:
         torch.manual_seed(0)
         return super().forward(**inputs, return_loss=return_loss)
 
@@ -304,14 +305,14 @@ class Comparing(hf_vit.HfViTForZeroShotImageClassification):
 
 
 DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "num_prototypes": 6}
-# Cases with several image sizes use rotary positions, because position tables are resampled only in float32.
+# Test cases with several image sizes use rotary positions, because position tables are resampled in float32.
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
 BERT = {name: value for name, value in SMALL_TEXT.items() if name != "eos_token_id"} | {"num_hidden_layers": 1}
 BERT |= {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
-# Padded batches for heads whose loss depends on padding.
+# Functions that make padded batches, for heads whose loss depends on padding.
 MAPS, DEPTHS, POINTS = (padded(labeled(targets)) for targets in (semantic_maps, depth_maps, keypoints))
 AUXILIARY = {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}
 BATCH_NORM = {**DEFORMABLE, "projector_norm": "batch"}
@@ -322,7 +323,7 @@ def case(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overr
 
 
 def whole(model_class: type[HfViTPreTrainedModel], make_batch: MakeBatch, **overrides: Any) -> TrainingCase:
-    """Return a training case whose result depends on how a batch is split."""
+    """Return a training case whose loss depends on how a batch is split, so it excludes gradient accumulation."""
     return TrainingCase(model_class, make_batch, {**overrides, **ROTARY}, accumulates=False)
 
 

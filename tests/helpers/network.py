@@ -1,4 +1,4 @@
-"""Blocks network access, so that tests depend only on local files."""
+"""Block network access, so that tests depend only on local files."""
 
 import ipaddress
 import socket
@@ -13,9 +13,9 @@ class NetworkRefusedError(BaseException):
     """
 
 
-# Host that `datasets` derives for the dataset viewer of a mock Hub on this machine. The viewer is optional.
+# Host of the dataset viewer, which `datasets` derives from the address of a mock Hub. The viewer is optional.
 VIEWER = "datasets-server.127.0.0.1"
-refused: list[str] = []  # All refused hosts, even if the error was caught
+refused: list[str] = []  # Hosts of all refused connections, including those whose error was caught
 
 
 def check_host(host: Any) -> None:

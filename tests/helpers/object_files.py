@@ -10,7 +10,7 @@ from .datasets import encoded, picture, write_image
 
 
 NAMES = ("cat", "dog")
-# An image: file name, size (width, height), and a list of objects with class and box (x1, y1, x2, y2).
+# An image: file name, size (width, height), and a list of objects, each with a class and a box (x1, y1, x2, y2).
 Scene = tuple[str, tuple[int, int], list[tuple[str, tuple[float, float, float, float]]]]
 SCENES: dict[str, list[Scene]] = {
     "train": [
@@ -50,7 +50,7 @@ def write_json(file: Path, content: dict[str, Any]) -> Path:
 
 
 def write_coco_boxes(folder: Path, **changes: Any) -> Path:
-    """Write a folder per split with images and annotations.json; `changes` replace lists in the "train" file."""
+    """Write a folder per split with images and annotations.json. `changes` replaces lists in the train file."""
     for split in SCENES:
         write_scenes(folder, {split: f"{split}/images"})
         write_json(folder / split / "annotations.json", coco_content(split) | (changes if split == "train" else {}))
@@ -58,7 +58,7 @@ def write_coco_boxes(folder: Path, **changes: Any) -> Path:
 
 
 def voc_xml(scene: Scene, extra: str = "") -> str:
-    """Return the VOC annotation of a scene, with `extra` inserted into each object."""
+    """Return the VOC annotation (XML) of a scene. The text `extra` is inserted into each object."""
     _, (width, height), objects = scene
     boxes = "".join(
         f"<object><name>{name}</name>{extra}<bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax>"
@@ -94,6 +94,6 @@ def write_yolo_labels(folder: Path, places: dict[str, str]) -> Path:
 
 
 def boxes_table(split: str, objects: Any, columns: list[Any]) -> Dataset:
-    """Return a dataset with encoded images and a column `objects` of the given type and content."""
+    """Return the images of a split as a dataset. Its column `objects` has the given type and content."""
     images = [encoded(picture(number, size)) for number, (_, size, _) in enumerate(SCENES[split])]
     return Dataset.from_dict({"image": images, "objects": columns}, Features({"image": Image(), "objects": objects}))

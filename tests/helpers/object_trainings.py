@@ -18,7 +18,7 @@ Draw = Callable[[np.random.Generator, np.ndarray, int], list[dict[str, Any]]]
 
 
 def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Path:
-    """Write images of several sizes that `draw` paints, and their COCO annotations; return `folder`."""
+    """Write images of several sizes, which `draw` paints, with COCO annotations. Return `folder`."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
         (folder / split / "images").mkdir(parents=True)
@@ -38,7 +38,7 @@ def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Pa
 
 
 def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """Draw a box on the left, on the right, on both sides or, in every fourth image, none. Image 3 has a crowd."""
+    """Draw a box on the left, the right or both sides. Every fourth image has no box, and image 3 has a crowd."""
     found = []
     for side in range(2):
         if number % 4 in (side, 2):
@@ -54,7 +54,7 @@ def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) 
 
 
 def draw_figures(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """Draw one or two figures of three dots in a box; the figure of image 4 has an unlabeled dot."""
+    """Draw one or two figures, each with three dots in a box. A dot in image 4 is not labeled."""
     found = []
     for side in range(1 + number % 2):
         left, top = 1 + 22 * side, int(generator.integers(2, 8))

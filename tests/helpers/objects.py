@@ -20,7 +20,7 @@ def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def detection_image(number: int) -> Image:
-    """Return random boxes as targets, and detections, some of which are shifted or false positives.
+    """Return detections and random target boxes. Some detections are shifted, and some are false positives.
 
     Image 1 has no objects, image 2 has no detections, and image 3 has no objects and no detections.
     """
@@ -42,7 +42,7 @@ def detection_image(number: int) -> Image:
 
 
 def pose(number: int) -> Image:
-    """Return a predicted pose, and the object with some unlabeled keypoints. Every image has two objects."""
+    """Return a predicted pose and its target, in which some keypoints are not labeled. An image has two objects."""
     generator = np.random.default_rng(number)
     box = random_boxes(generator, 1)[0]
     sides = box[2:] - box[:2]

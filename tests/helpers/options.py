@@ -17,7 +17,7 @@ Arguments = Sequence[str | Mapping[str, Any]]
 
 
 def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
-    """Return the option values of a command line. The first argument may be a mapping of options or a recipe."""
+    """Return the option values of a command line. The first argument may be a mapping of options or a recipe file."""
     first = arguments[0] if arguments else ""
     if isinstance(first, Mapping):
         return {**first, **values_of(types, arguments[1:])}

@@ -18,7 +18,7 @@ from .references import draw_weights
 
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
-NUM_TRAIN, NUM_TEST = 12, 7  # Images per color, chosen so that batch sizes do not divide the totals
+NUM_TRAIN, NUM_TEST = 12, 7  # Images per color. The total numbers are not divisible by the batch sizes
 CONFIG = {**encoder_shape(32, 2, 64), "patch_size": 4}
 DECODER = {f"decoder_{name}": value for name, value in encoder_shape(16, 1, 32).items()}
 SMALL = [*QUIET, "--image_size", "16", "--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
@@ -55,14 +55,14 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
-    """Return the pretraining task of a command line, after loading the data."""
+    """Return a pretraining task that has loaded its data. `options` are command line arguments."""
     task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """Return the Trainer of a command line, whose model has fixed nonzero weights."""
+    """Return a pretraining Trainer for command line options. All model weights are fixed nonzero values."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer

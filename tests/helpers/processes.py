@@ -15,15 +15,16 @@ from .zygote import NUMBER, Order
 
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 480  # Seconds; twice the time that the longest test needs on a busy machine.
+TIMEOUT = 480  # Time limit in seconds: twice the time that the longest test needs on a busy machine.
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # Variables that torch reads at import.
+# Environment variables that torch reads at import.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",
-}  # Usage reporting is off because it needs the network.
+}  # Usage statistics are disabled, because reporting them needs the network.
 
 ZYGOTES: set[int] = set()  # Process ids of zygotes, which end with this process.
 
@@ -31,7 +32,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []  # Processes for which `wait` was n
 
 
 class Process:
-    """A Python process with the interface of `subprocess.Popen`: `pid`, `returncode`, `poll`, `wait` and others."""
+    """A Python process with the interface of `subprocess.Popen`, such as `pid`, `returncode`, `poll` and `wait`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Process:
         self.pid = receive(self._connection)
 
     def poll(self) -> int | None:
-        """Return the exit code if the process has ended, else None."""
+        """Return the exit code, or None while the process is running."""
         try:
             return self.wait(0)
         except BlockingIOError:

@@ -16,13 +16,13 @@ PARTS = {"q": "query", "k": "key", "v": "value"}
 # Substitutions that convert weight names of transformers and timm to our names. They are applied in order.
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    # Decoders of masked image modeling in transformers.
+    # Names in decoders for masked image modeling in transformers.
     (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
     (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
     (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),
     (r"^decoder\.(?:decoder_)?(layers|norm|mask_token)", r"masked_image_modeling_head.mae.\1"),
     (r"^decoder\.0\.", "masked_image_modeling_head.simmim.predictor."),
-    # Encoders in transformers.
+    # Names in encoders in transformers.
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
     (r"\.self_attn\.", ".attention."),
     (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
@@ -46,7 +46,7 @@ RENAMES = (
     (r"^head\.attention\.in_proj_", "attention_pooling.in_proj."),
     (r"^head\.(?:attention\.)?(projection|mlp)\.", r"attention_pooling.\1."),
     (r"^head\.layernorm\.", "attention_pooling.norm."),
-    # Models in timm.
+    # Names in timm models.
     (r"^blocks\.", "encoder.layers."),
     (r"^(cls_token|mask_token)", r"embeddings.\1"),
     (r"^dist_token", "embeddings.distillation_token"),
@@ -99,13 +99,15 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             renamed[f"{stem}qkv.bias"] = torch.cat([biases["query"], biases["key"], biases["value"]])
         elif biases["query"] is not None:
             renamed[f"{stem}query_bias"], renamed[f"{stem}value_bias"] = biases["query"], biases["value"]
-    if not any(".mlp.gate." in name for name in renamed):  # layers of DINOv3's MLP without a gate have the same names
+    # DINOv3 uses the names "up" and "down" even for an MLP without a gate.
+    if not any(".mlp.gate." in name for name in renamed):
         renamed = {re.sub(r"\.mlp\.(up|down)\.", plain_mlp, name): tensor for name, tensor in renamed.items()}
     for name in ("mask_token", "cls_token", "position_embeddings"):  # the shape may be (D,), (1, D) or (N, D)
         if f"embeddings.{name}" in renamed:
             tensor = renamed[f"embeddings.{name}"]
             renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
-    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # register tokens may be empty
+    # Removes empty tensors, such as missing register tokens.
+    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}
     unprefixed = ("classifier.", "distillation_classifier.", "masked_image_modeling_head.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
 
@@ -115,7 +117,7 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
     """Draw random nonzero weights, including heads, positions, gains and biases, so that each affects the output."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # keep position tables that are not trained
+        if not parameter.requires_grad:  # fixed position tables keep their values
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
         if "token" in name or "pos" in name:
@@ -161,7 +163,7 @@ class Parity:
             assert_close(buffer, mapped[name], 1e-7, name)
 
     def check(self, dtype: torch.dtype) -> None:
-        """Assert that outputs and gradients are equal, and that every weight affects the output."""
+        """Assert that both models have equal outputs and gradients, and that every weight affects the output."""
         # The float32 tolerance is ten times stricter than required: a changed bias exceeds it by a factor of 100.
         tolerance = 1e-9 if dtype == torch.float64 else 1e-5
         self.ours.to(dtype).eval()

@@ -25,7 +25,7 @@ EVERYTHING = replace(SPLITTABLE, mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_s
 def regularized_trainer(
     folder: Path, batch_size: int, regularization: ClassificationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
-    """Return the training script's Trainer for a small model and a few digits. Batches contain each digit twice."""
+    """Return the Trainer of the training script for a small model. Each image occurs twice in its batch."""
     digits = load_digits()
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
@@ -34,7 +34,7 @@ def regularized_trainer(
     model = HfViTForImageClassification(config)
     draw_weights(model)
     defaults = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 2, "logging_steps": 1}
-    defaults |= {"optim": "sgd", "learning_rate": 0.1}  # Adam amplifies rounding errors of small gradients
+    defaults |= {"optim": "sgd", "learning_rate": 0.1}  # not Adam, which would amplify rounding errors
     defaults |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": batch_size}
     defaults |= {"label_smoothing_factor": 0.1, "repeated_augmentations": 2}
     args = HfViTTrainingArguments(str(folder), **{**defaults, **options})

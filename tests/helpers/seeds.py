@@ -11,7 +11,7 @@ VARIABLE = "PYTEST_SEED"  # Environment variable that passes the seed to process
 
 def seed_everything(number: int) -> None:
     """Seed the generators of Python, NumPy and torch, also in processes started later."""
-    import torch  # torch is not imported in the process that distributes tests
+    import torch  # a late import, because the process that distributes tests does not need torch
 
     os.environ[VARIABLE] = str(number)
     random.seed(number)

@@ -29,8 +29,8 @@ from .models import small_config
 from .references import draw_weights
 
 
-# Pairs of a case in `TRAINING_CASES` and a type of distillation. Some losses are means over images; others are sums
-# over the images or boxes of a whole training step.
+# Pairs of a case in `TRAINING_CASES` and a type of distillation. Some losses are means over images; others are
+# normalized by the number of images or boxes in the whole training step.
 DISTILLED_CASES = [
     ("distillation_token", "hard"),
     ("distillation_token", "soft"),
@@ -54,7 +54,7 @@ def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
 
 
 def small_distillation(kind: str, student: HfViTPreTrainedModel) -> Distillation:
-    """Return the distillation module of a student. Its linear projection has fixed weights."""
+    """Return the distillation module for a student model. Its linear projections have fixed weights."""
     teacher = small_teacher(student, kind)
     if kind == "features":
         distillation = FeatureDistillation(teacher, student)
@@ -80,15 +80,15 @@ def save_teacher(kind: str, folder: Path, names: Sequence[str]) -> Path:
 
 
 def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
-    """Return a model class of transformers with a configuration and an image processor."""
+    """Return a model class of transformers, a configuration and an image processor."""
     match kind:
         case "vit":
             config = ViTConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return ViTForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "beit":  # has a CLS token; hf_vit cannot convert BEiT models
+        case "beit":  # BEiT has a CLS token, and hf_vit cannot convert it
             config = BeitConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return BeitForImageClassification, config, BeitImageProcessor(**SQUARE, do_center_crop=False)
-        case "swin":  # has no CLS token; the token grid is coarser than the patch grid
+        case "swin":  # Swin has no CLS token, and its token grid is coarser than its patch grid
             config = SwinConfig(
                 image_size=48, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=3, **labels
             )
@@ -102,6 +102,6 @@ def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
             widths = {"hidden_sizes": [16] * 3, "key_dim": [4] * 3, "num_attention_heads": [1] * 3}
             config = LevitConfig(image_size=112, depths=[1] * 3, **widths, **labels)
             return LevitForImageClassification, config, ViTImageProcessor(size={"height": 112, "width": 112})
-        case _:  # "resnet", which returns a feature map and has no CLS token
+        case _:  # "resnet": it returns a feature map and has no CLS token
             config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", **labels)
             return ResNetForImageClassification, config, ConvNextImageProcessor(size={"shortest_edge": 32})

@@ -32,11 +32,11 @@ def assert_equals_timm(
 ) -> None:
     """Assert that tokens and outputs are equal in float64 and float32, at the native image size.
 
-    If `resampled`, other image sizes are compared too.
+    If `resampled`, the models are also compared at other image sizes.
     """
     height, width = theirs.patch_embed.img_size
     sizes = ((height, width), (height - 8, 2 * width), (16, 16)) if resampled else ((height, width),)
-    # timm rounds the rotary angles of DINOv3 to float32 in a different step than transformers and our model.
+    # For DINOv3, timm rounds rotary angles to float32 at a different step of the computation than our model.
     rounding = 1e-6 if isinstance(getattr(theirs, "rope", None), RotaryEmbeddingDinoV3) else 1e-9
     for dtype, tolerance in ((torch.float64, rounding), (torch.float32, 1e-5)):
         reference, ours = in_precision(theirs, dtype), open_ours(dtype).eval()

@@ -1,4 +1,4 @@
-"""torchrun with forked worker processes, which share the imports of the launcher.
+"""torchrun with forked worker processes, which need not import the libraries that the launcher has imported.
 
 `python -m tests.helpers.torchrun ...` takes the arguments of torchrun.
 """

@@ -39,9 +39,9 @@ from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 TRAINERS: dict[str, type[Trainer]] = {"HfViTTrainer": HfViTTrainer, "transformers.Trainer": Trainer}
 GLOBAL_BATCH = 8  # Images per training step, summed over all processes and accumulation steps
-NUM_TRAIN, NUM_TEST = 44, 37  # The batch size divides neither number
+NUM_TRAIN, NUM_TEST = 44, 37  # Numbers of images that are not divisible by the batch size
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-# Number of processes -> pairs of batch size per process and number of accumulation steps.
+# Number of processes -> pairs of the batch size per process and the number of accumulation steps.
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
 AUGMENTED_SAVE_STEP = 8  # Step in the middle of the second epoch; an epoch has 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
@@ -53,7 +53,7 @@ JOBS: dict[str, Callable[..., None]] = {}
 
 
 def job(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function as a job of the command line. Each process writes its return value to a file."""
+    """Register a function as a job for the command line. Each process writes the return value to a file."""
 
     def run(folder: Path, *arguments: str) -> None:
         results = work(folder, *arguments)
@@ -109,7 +109,7 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 
 
 def splits(name: str, processes: int) -> list[tuple[int, int]]:
-    """Return the ways to split the batch of a training case. With several processes, return only the finest split."""
+    """Return ways to split a batch, as in `SPLITS`. For several processes, return only the finest split."""
     own = [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
     return own if processes == 1 else own[-1:]
 
@@ -132,7 +132,7 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
-    """Return the mean loss over the parts of the first batch of a case and its gradient, without a Trainer.
+    """Split the batch of a training case into parts. Return the mean loss of the parts and its gradient.
 
     If `counts_all`, losses of models that support it are normalized by the item count of the whole batch, and summed.
     """
@@ -177,7 +177,7 @@ def train_case(
     trainer_class: type[Trainer] = HfViTTrainer,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train a case with SGD for one epoch (two steps by default); return the losses, gradients and weights.
+    """Train a training case with SGD for one epoch (two steps by default). Return the losses, gradients and weights.
 
     Images are not shuffled. If a `kind` of distillation is given, the model also learns from a teacher.
     """
@@ -207,7 +207,7 @@ def train_case(
 
 
 def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Compute metrics over all images. The `loss` replaces that of the Trainer, which is a mean over batches."""
+    """Compute the loss and accuracy over all images. The loss of the Trainer would be a mean over batches."""
     logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
     return {
         "loss": float(classification_loss(logits, labels, None)),
@@ -272,7 +272,7 @@ class OfSavedModel(HfViTTrainer):
 
     def __init__(self, model: hf_vit.HfViTForImageClassification, **kwargs: Any) -> None:
         base = f"{kwargs['args'].output_dir}-base"
-        model.config.save_pretrained(base)  # otherwise, PEFT searches the Hub for it
+        model.config.save_pretrained(base)  # otherwise, PEFT searches for the base model on the Hub
         model.config._name_or_path = base
         torch.manual_seed(0)  # adapter weights are initialized randomly
         super().__init__(model=model, **kwargs)
@@ -284,7 +284,7 @@ def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
-    """Return the metrics of a model with fixed weights, in float64 so that they do not depend on the batch size."""
+    """Return the metrics of a model with fixed weights. In float64, they do not depend on the batch size."""
     with default_dtype(torch.float64):
         trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
         collate = trainer.data_collator
@@ -318,7 +318,7 @@ def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
 
 
 def average_and_die(folder: Path) -> None:
-    """Train with averaged weights twice: once killed and resumed in another process, once without interruption."""
+    """Train with averaged weights twice: the first run is killed and resumed in another process, the second is not."""
     options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
     status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
     results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
@@ -330,7 +330,7 @@ def average_and_die(folder: Path) -> None:
 
 
 def in_a_fork(work: Callable[[], Any]) -> int:
-    """Run a function in a forked process, which need not import libraries again; return the exit status."""
+    """Run a function in a forked process, which need not import libraries again. Return the exit status."""
     if child := os.fork():
         return os.waitpid(child, 0)[1]
     work()
@@ -351,7 +351,7 @@ def average_on_processes(folder: Path) -> dict[str, Any]:
 
 
 class SlowSecondProcess(HfViTTrainer):
-    """Trainer that saves the random state of the second process slowly; the first process checks that it is saved."""
+    """Trainer in which the second process saves its random state slowly. The first process checks that it is saved."""
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self.args.process_index == 1:
@@ -376,7 +376,7 @@ def train_twice(folder: Path) -> dict[str, Any]:
 
 
 def train_cases(folder: Path, processes: int, cases: tuple[str, ...]) -> dict[tuple[str, str], Any]:
-    """Train cases of `TRAINING_CASES` (name=dtype) in several processes, with the finest split of the batch."""
+    """Train `cases` (name=dtype) of `TRAINING_CASES` in several processes, with the finest split of the batch."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == processes
     pairs = [tuple(case.split("=")) for case in cases]
     return {(name, dtype): train_case(folder, name, dtype, *splits(name, processes)[-1]) for name, dtype in pairs}
@@ -384,7 +384,7 @@ def train_cases(folder: Path, processes: int, cases: tuple[str, ...]) -> dict[tu
 
 @job
 def compare_processes(folder: Path, *cases: str) -> dict[str, Any]:
-    """Run trainings in two processes whose results must match a run in one process."""
+    """Run training in two processes. The results must match those of one process."""
     half, unwarned = GLOBAL_BATCH // 2, {"ddp_find_unused_parameters": False}
     stored = {"trainer_class": storing, "arguments_class": HfViTTrainingArguments, "trainable_blocks": 0}
     results = {
@@ -412,7 +412,7 @@ def compare_four_processes(folder: Path, *cases: str) -> dict[str, Any]:
 
 @job
 def compare_distillation(folder: Path) -> dict[tuple[str, str, tuple[int, int]], Any]:
-    """Run all cases of distillation in two processes."""
+    """Run all training cases with distillation in two processes."""
     assert training_arguments(folder).world_size == 2
     return {
         (name, kind, split): train_case(folder, name, "float64", *split, kind=kind)
@@ -430,7 +430,7 @@ def compare_shares(_: Path) -> dict[Any, Any]:
 
 @job
 def score_predictions(folder: Path, kind: str) -> None:
-    """Score random predictions in two processes; each process writes its scores."""
+    """Compute metrics of random predictions in two processes. Each process writes its scores."""
     metrics = {"dense": dense.METRICS, "objects": objects.METRICS}[kind]
     scores = dense.scores_of_processes(metrics, batch_size=2)
     assert torch.distributed.get_world_size() == 2
@@ -517,7 +517,7 @@ def train_and_die(folder: Path, how: str, workers: str) -> None:
 
 @job
 def train_to_the_end(folder: Path, *workers: str) -> None:
-    """Run a training for each argument name=number, in the subfolder `name` with `number` data loader workers.
+    """For each argument name=number, train in the subfolder `name` with `number` data loader workers.
 
     Training resumes from the last checkpoint in the subfolder if there is one.
     """
@@ -549,7 +549,7 @@ class SignaledProcess(HfViTTrainer):
 
 
 class SpoiledProcess(HfViTTrainer):
-    """Trainer that replaces the images of the last process by NaN in the second epoch."""
+    """Trainer that replaces the images of the last process with NaN in the second epoch."""
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
@@ -559,7 +559,7 @@ class SpoiledProcess(HfViTTrainer):
 
 @job
 def stop_one_of_two(folder: Path) -> None:
-    """Train in two processes and stop or break one of them; then start a long training run."""
+    """Train in two processes, one of which stops or fails. Then start a long training run."""
     results: dict[str, Any] = {}
     for name, trainer_class in (("stopped", SignaledProcess), ("spoiled", SpoiledProcess)):
         try:

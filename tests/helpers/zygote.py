@@ -37,11 +37,11 @@ LIBRARY_PATH = sys.path[1:]
 
 
 class Order(TypedDict):
-    """Description of a process to start."""
+    """Description of a process that the zygote starts."""
 
     # Arguments of Python: a script, "-m" and a module, or "-c" and code, then their arguments. For a zygote: modules
     arguments: list[str]
-    processes: int  # Number of processes, started as by torchrun
+    processes: int  # Number of processes; if there are several, they are started as by torchrun
     workdir: str
     environment: dict[str, str]
     stdout: str  # Output file
@@ -51,7 +51,7 @@ class Order(TypedDict):
 def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
     """Process orders. Return only in forked processes: the order and, if the fork is a zygote, its order socket."""
     gc.collect()
-    gc.freeze()  # otherwise, garbage collection would copy imported objects
+    gc.freeze()  # otherwise, garbage collection in forks would copy the memory of imported modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The system cleans up responder processes when they end.
     while descriptors := socket.recv_fds(source, 1, 2)[1]:
         connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
@@ -76,7 +76,7 @@ def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
 
 
 def become(order: Order) -> None:
-    """Set up this process as described by the order, as if Python had been started that way."""
+    """Give this process the environment, working directory and output files that an order describes."""
     for descriptor, path in enumerate((os.devnull, order["stdout"], order["stderr"])):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)

@@ -1,4 +1,4 @@
-"""Tables of invalid inputs. Each input must raise a one-line error that quotes the value, and change no file."""
+"""Tables of invalid inputs. Each input must raise a one-line error with the value, and must not change files."""
 
 import io
 import pickle
@@ -24,9 +24,9 @@ class Row(NamedTuple):
 
 
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
-    """Return test cases of a function `call`.
+    """Return test cases for the function `call`.
 
-    Rows of `table` contain a name, an invalid input or a factory of it, and parts of the error message.
+    Rows of `table` contain a name, an invalid input or a function that creates it, and parts of the error message.
     """
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
@@ -35,7 +35,7 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
 
 
 def script(name: str) -> Callable[[list[str]], Any]:
-    """Return a function that runs a command in this process. A usage error raises its last line as `SystemExit`."""
+    """Return a function that runs a command in this process. It raises `SystemExit` with the last line of an error."""
 
     def call(arguments: list[str]) -> Any:
         with redirect_stderr(io.StringIO()) as printed:

@@ -48,17 +48,17 @@ DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use
 
 
 def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Return test cases of a training command. `table` contains pairs of options and parts of the error message."""
+    """Return test cases for a training command. `table` contains pairs of options and parts of the error message."""
     named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
     return rows(script(f"train {task}"), SystemExit, named)
 
 
 def given(*pairs: str) -> list[tuple[str, str]]:
-    """Return table rows for options such as "epochs -1", with an error message that contains "epochs=-1"."""
+    """Return table rows for options such as "epochs -1". The error message must contain "epochs=-1"."""
     return [(f"--{pair}", pair.replace(" ", "=")) for pair in pairs]
 
 
-# Large negative numbers and NaN are tested in `test_invalid_numbers_raise_for_every_numeric_option`.
+# `test_invalid_numbers_raise_for_every_numeric_option` tests large negative numbers and NaN.
 LIBRARY = [
     ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
     ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
@@ -228,7 +228,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script_rows(name: str, *table: tuple[str, str], base: tuple[str, ...] = ()) -> list[Row]:
-    """Return test cases of a command. SAVED in the options is replaced with the folder of saved models."""
+    """Return test cases for a command. SAVED in the options is replaced with the folder of saved models."""
     named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
     return rows(script(name), SystemExit, named)
 

@@ -70,7 +70,7 @@ TYPES = [
 
 @parametrize(rows(lambda fields: small_config(**fields), (StrictDataclassError, TypeError, ValueError), TYPES))
 def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
-    with pytest.raises(row.error) as caught:  # transformers raises a two-line message
+    with pytest.raises(row.error) as caught:  # the error of transformers has two lines
         row.call(row.make(Path()))
     assert all(word.lower() in str(caught.value).lower() for word in row.words)
 

@@ -131,7 +131,7 @@ def test_damaged_saved_model_raises(
 
 
 def data_rows(task: str, write_sound: Damage, *table: tuple[str, Damage, str]) -> list[Row]:
-    """Return test cases of a training command with damaged data.
+    """Return test cases for a training command with damaged data.
 
     `write_sound` writes valid data. Rows of `table` contain a name, a function that damages the data, and parts of the
     error message.

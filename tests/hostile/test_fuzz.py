@@ -20,10 +20,10 @@ from hf_vit.model.task_configurations import TASK_CONFIGS
 from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 
 
-pytestmark = pytest.mark.slow  # excluded from `make quick`
+pytestmark = pytest.mark.slow  # `make quick` excludes slow tests
 fuzz = partial(
     settings,
-    derandomize=True,  # draws the same values in every run
+    derandomize=True,  # draw the same random values in every run
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -31,7 +31,7 @@ fuzz = partial(
 
 
 def mostly(likely: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw from `likely` in 8 of 9 cases, because a single invalid value is enough to raise an error."""
+    """Draw from `likely` in 8 of 9 cases, otherwise from `other`. A single invalid value is enough for an error."""
     return st.integers(0, 8).flatmap(lambda number: other if number == 0 else likely)
 
 
@@ -121,7 +121,7 @@ def test_an_image_processor_makes_finite_pixels_or_refuses(
         if as_tensor and isinstance(image, np.ndarray):
             image = torch.from_numpy(image)
     except (TypeError, ValueError):
-        pass  # torch has no such dtype
+        pass  # torch has no equivalent of this dtype
 
     def make() -> Any:
         processor = backend(**options)

@@ -121,7 +121,7 @@ def train(task: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def of_model(task: str, *table: tuple[str, Any, str]) -> list[Row]:
-    """Return test cases of the model of a task. Inputs are labels or dictionaries of model arguments."""
+    """Return test cases for the model of a task. An input is either labels or a dictionary of model arguments."""
     given = [(name, value if isinstance(value, dict) else {"labels": value}, words) for name, value, words in table]
     return rows(train(task), ValueError, given)
 

@@ -58,7 +58,7 @@ def test_compiled_programs_answer_as_the_model_does(quantizes: bool, tmp_path: P
     assert compiled.difference < 1e-4
     for int8 in quantized:
         assert int8.difference is not None, str(fast.report)
-        # A non-zero difference shows that the less precise int8 model was used.
+        # A nonzero difference shows that the less precise int8 model was used.
         assert 1e-6 < int8.difference < 0.1
     assert len(quantized) == quantizes
     assert fast.report.best.name in str(fast.report)

@@ -57,7 +57,8 @@ TOWERS: dict[str, dict[str, Any]] = {
     "first": {**SMALL["text_config"], "is_causal": False, "pooling": "first"},
     "bert": {"encoder_config": BERT},
 }
-Heads = dict[str, tuple[type[Any], dict[str, Any]]]  # model class, and the options that select the head
+# Name of a head -> model class, and the options that select the head.
+Heads = dict[str, tuple[type[Any], dict[str, Any]]]
 
 
 def name_of(kind: type[Any] | str) -> str:
@@ -94,7 +95,7 @@ all_towers = pytest.mark.parametrize("tower", TOWERS)
 
 
 def build(kind: type[Any] | str = HfViTModel, variant: str = "plain", **overrides: Any) -> Any:
-    """Return a model of a class, or with one of the heads, in evaluation mode with random weights and statistics."""
+    """Return a model in evaluation mode with random weights and statistics. `kind` is a class or a head's name."""
     model_class, options = HEADS[kind] if isinstance(kind, str) else (kind, {})
     model = model_class(small_config(variant, **{**options, **overrides}))
     draw_weights(model)
@@ -111,7 +112,7 @@ def draw_statistics(model: nn.Module) -> nn.Module:
 
 
 def inputs_of(model: Any, batch: int = 2, grid: tuple[int, int] | None = None, seed: int = 0) -> dict[str, Any]:
-    """Return images, with the targets, noise or texts that the model class requires."""
+    """Return inputs of a model: images, and the targets, noise or texts that its class requires."""
     if isinstance(model, hf_vit.HfViTForZeroShotImageClassification):
         return {**with_texts(model.config, batch), "return_loss": True}
     images = pixels(model.config, batch, grid).to(model.dtype)
@@ -119,7 +120,7 @@ def inputs_of(model: Any, batch: int = 2, grid: tuple[int, int] | None = None, s
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """Return training targets for `images`, including ignored ones, or the noise that determines masked patches."""
+    """Return training targets for `images`, some of which are ignored, or the noise that selects masked patches."""
     generator, count = Generator().manual_seed(seed), len(images)
     size, counts = (count, *images.shape[-2:]), [1 + index % 3 for index in range(count)]
     classes = [torch.randint(5, (number,), generator=generator) for number in counts]
@@ -211,7 +212,7 @@ def train(model: Any, batch: dict[str, Any], steps: int, max_lr: float = 4e-3, c
 
 
 def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> dict[str, Tensor]:
-    """Return the gradients of the loss if there are targets, else the gradients of all outputs."""
+    """Return the gradients of the loss or, without targets, of a function of all outputs."""
     model.zero_grad()
     outputs = model(pixel_values=pixel_values, **given)
     losses = [outputs.loss] if given else [value.float().square().mean() for value in values(outputs)]
@@ -220,7 +221,7 @@ def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> 
 
 
 def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool = False) -> list[tuple[Any, Any]]:
-    """Replace flash attention, which needs a GPU, with PyTorch code. Return a list that records query and mask shapes.
+    """Replace flash attention, which needs a GPU, with PyTorch code. The returned list records query and mask shapes.
 
     A mask (B, L) applies to the keys. If there are fewer queries than keys, queries correspond to the end of the mask.
     If `drops_padding`, outputs of padded queries are zero.
@@ -251,7 +252,7 @@ def check_saved(model: Any, given: dict[str, Any], folder: Path) -> None:
 
 
 def check_tuple_output(model: Any, given: dict[str, Any], **options: Any) -> None:
-    """Assert that a call changes no input, and returns the same values as a tuple if `return_dict` is False."""
+    """Assert that a call changes no input and returns a tuple of the same values if `return_dict` is False."""
     kept, config = copy.deepcopy(given), model.config.to_dict()
     expected, as_tuple = model(**given, **options), model(**given, **options, return_dict=False)
     assert_same([given], [kept])
@@ -272,7 +273,7 @@ def check_checkpointing(model: Any, given: dict[str, Any], reentrant: bool) -> N
     actual = training_gradients(model, **given)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        # The gradients of several levels may be summed in a different order.
+        # The gradients of several feature levels may be summed in a different order.
         assert_close(actual[name], gradient, 2e-6, name)
 
 

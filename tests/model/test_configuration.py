@@ -89,7 +89,7 @@ def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
 def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
     inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
     own = {field.name for field in fields(HfViTConfig)} - inherited
-    assert len(own - TASK_CONFIGS.keys()) <= 45  # not counting the nested configuration of each task
+    assert len(own - TASK_CONFIGS.keys()) <= 45  # nested task configurations are not counted
     vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
     assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
 
@@ -155,7 +155,7 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
 
 def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
     config = small_config()
-    # The pretraining script of transformers sets these fields.
+    # The pretraining script of transformers updates configurations with these fields.
     config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})
     assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
     assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8
@@ -180,7 +180,7 @@ def test_presets() -> None:
     [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
 )
 def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # unlike any field name: transformers keeps unknown fields
+    if meant is None:  # transformers keeps an unknown field whose name resembles no known field
         assert vars(HfViTConfig(**{given: 3}))[given] == 3
     else:
         with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
@@ -227,7 +227,7 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
         HfViTConfig.from_pretrained(tmp_path)
 
 
-# Options of each task, and an option that is overridden when the model is loaded.
+# Task configuration -> its saved options, and an option that is overridden when the model is loaded.
 TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segmentation_config": (
         {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},

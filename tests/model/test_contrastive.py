@@ -75,7 +75,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_batch(loss: str
         with LargestTensor() as seen:
             contrastive_loss(*given, max_logits=1000).backward()
         largest[count] = seen.largest
-    # For 100 pairs, the largest tensor is a chunk of logits; for 400 pairs, it is the embeddings.
+    # With 100 pairs, the largest tensor contains a chunk of logits; with 400 pairs, it contains the embeddings.
     assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}
 
 
@@ -254,7 +254,7 @@ def test_new_text_tower_and_head_are_initialized(tmp_path: Path) -> None:
     text_weights = [model.text_model.token_embedding.weight, model.text_model.position_embedding.weight]
     assert all(0.01 < weight.std() < 0.03 for weight in (*text_weights, model.contrastive_head.text_projection.weight))
     assert len(model.text_model.encoder.layers) == 1
-    # A model that is loaded with the other loss starts from the initial scale and bias of that loss.
+    # Loading a model with another loss resets the scale and bias of the logits to the initial values of this loss.
     build("softmax").save_pretrained(tmp_path)
     options = {"contrastive_config": {"loss": "sigmoid"}}
     model, info = ImageTextModel.from_pretrained(tmp_path, output_loading_info=True, **options)
@@ -283,7 +283,7 @@ def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path
 
 
 def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    """Texts are truncated like by a tokenizer: the end token stays last. Short texts do not change."""
+    """Texts are truncated in the same way as by a tokenizer: the end token stays last. Short texts do not change."""
     model = build("causal")
     ids = torch.arange(2, 26).reshape(2, 12)
     ids[0, 11] = ids[1, 4] = 39
@@ -311,4 +311,5 @@ def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
     options = {"encoder_config": None, "hidden_size": 64}
     assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
-    assert config.get_text_config() is config  # transformers looks for a nested `text_config` by default
+    # Without an override, transformers would return the nested `text_config`.
+    assert config.get_text_config() is config

@@ -162,10 +162,10 @@ def test_training_adds_a_proposal_per_group_for_low_scored_objects() -> None:
     decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
     features, anchors, _ = select_proposals(Pyramid.of(decoder.projector(levels, None)), 4)
     heads = decoder.proposal_heads
-    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
+    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # each of shape (2, 15, 5)
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
-    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels are unused in evaluation mode
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels have no effect in evaluation mode
     start = decoder.train()(levels, None, labels)[0]
     for number, own in enumerate(logits):
         for image, place in enumerate(unlikely):
@@ -187,7 +187,7 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
         same = (one.logits == other.logits).flatten(2).all(dim=2)
         assert same[:, :4].all()
         assert same[:, 8:].all()
-        assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
+        assert same[:, 4:8].all() == (number == 0)  # the first prediction contains the proposals
     assert_same_predictions(decoder.eval()(levels), [part_of(prediction, 0, 4, dim=1) for prediction in after])
 
 

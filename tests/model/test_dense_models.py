@@ -79,7 +79,7 @@ def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) ->
 @dense_heads
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build(head).double()
-    # These heads are tested in evaluation mode: batch norm depends on the batch, and loss points are random.
+    # Heads with batch norm or random loss points are tested in evaluation mode, because both depend on the batch.
     model.train(head not in ("linear", "classic_keypoints", "universal"))
     alone = [inputs_of(model, 1, grid, seed) for seed, grid in enumerate([(2, 5), (4, 3), (4, 5)])]
     batch, mask = checks.pad_images([example["pixel_values"] for example in alone])
@@ -182,7 +182,7 @@ def test_every_weight_gets_a_gradient_and_moves(head: str, is_drawn: bool) -> No
         optimizer.step()
         optimizer.zero_grad()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    # In text encoders, some parameters add the same value to all keys or to all tokens.
+    # These parameters of text encoders have no gradient: they add the same value to all keys or to all tokens.
     without = {
         name for name in before if head in checks.IMAGE_TEXT and (name.endswith("key.bias") or "token_type" in name)
     }
@@ -263,13 +263,13 @@ def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     labels = torch.stack([2 + 5 * rows, 3 + 6 * columns, 2 + rows * columns])
     _, outputs = trained(f"{head}_{kind}", 3, labels=labels)
     depth = resized(outputs.predicted_depth[:, None])[:, 0]
-    if kind == "relative":  # apply the scale and shift of the least-squares fit
+    if kind == "relative":  # relative depth is aligned with the scale and shift of a least-squares fit
         known = torch.stack((depth.flatten(1), torch.ones(3, 1024)), dim=2)
         depth = 1 / (known @ torch.linalg.lstsq(known, 1 / labels.flatten(1)[..., None]).solution).view(3, 32, 32)
     assert ((depth - labels).abs() / labels).mean() < 0.05
 
 
-@pytest.mark.nightly  # trains the model like the next test
+@pytest.mark.nightly  # the next test trains the model in the same way
 def test_universal_model_overfits_semantic_maps() -> None:
     classes = [band.unique() for band in BANDS]
     masks = [(band == own[:, None, None]).float() for band, own in zip(BANDS, classes, strict=True)]
@@ -296,7 +296,7 @@ THINGS_AND_STUFF = [
 def test_universal_model_overfits_objects(
     sides: list[Any], classes: list[list[int]], metric: Any, score: str, least: float
 ) -> None:
-    """Overfit the masks of rectangles. Each rectangle is given as (top, bottom, left, right)."""
+    """Overfit a model to masks of rectangles. Each rectangle is given as (top, bottom, left, right)."""
     masks, labels = [torch.from_numpy(masks_of(own, (32, 32))) for own in sides], list(map(torch.tensor, classes))
     targets = {"mask_labels": [own.float() for own in masks], "class_labels": labels}
     processor, outputs = trained("universal", 2, 180, **targets)

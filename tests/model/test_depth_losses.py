@@ -1,4 +1,4 @@
-"""Test that depth losses equal references in float64."""
+"""Test that depth losses agree with reference implementations in float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ all_losses = pytest.mark.parametrize("options", ALL, ids=str)
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return predicted depth, true depth with all kinds of invalid values, and the mask of valid pixels."""
+    """Return predicted depth, true depth with invalid values of all kinds, and the mask of valid pixels."""
     generator = torch.Generator().manual_seed(0)
     predicted, labels = 1 + 4 * torch.rand(2, count, 9, 12, generator=generator, dtype=torch.float64)
     for index in range(count):
@@ -45,7 +45,7 @@ def silog(own: np.ndarray, label: np.ndarray, silog_lambda: float = 0.5) -> floa
     ("options", "reference"),
     [
         *(({"loss": "silog", "silog_lambda": share}, partial(silog, silog_lambda=share)) for share in (0.0, 0.5, 1.0)),
-        ({}, silog),  # the default for metric depth
+        ({}, silog),  # this is the default loss for metric depth
         ({"loss": "l1"}, lambda own, label: np.abs(own - label).mean()),
         ({"loss": "mse"}, lambda own, label: ((own - label) ** 2).mean()),
     ],

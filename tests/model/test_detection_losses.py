@@ -1,4 +1,4 @@
-"""Test that matching and losses of object detection equal other implementations and hand-computed values."""
+"""Test that matching and losses of object detection agree with other implementations and hand-computed values."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from ..helpers.models import boxes
 COUNTS = (3, 0, 1, 5)
 NUM_CLASSES, NUM_QUERIES = 4, 6
 LOSSES = ("cross_entropy", "iou_aware")
-DIVISORS = torch.tensor([4.0, 9.0])  # divisors of the classification loss and of the box losses
+DIVISORS = torch.tensor([4.0, 9.0])  # normalizers of the classification loss and of the box losses
 all_losses = pytest.mark.parametrize("class_loss", LOSSES)
 
 
@@ -119,7 +119,7 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
     expected, _, _ = LwDetrForObjectDetectionLoss(last.logits, labels, "cpu", last.boxes, config, *both, *encoder)
     own = options("iou_aware")
     actual, parts = detection_loss(layers, labels, own, loss_normalizers(labels, own), num_groups)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # the reference matches boxes in float32
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # the reference computes in float32
     assert set(parts) == {f"{name}{at}" for name in ("loss_ce", "loss_bbox", "loss_giou") for at in ("", "_0", "_1")}
     leaves = [values for layer in layers for values in layer]
     theirs, ours = torch.autograd.grad(expected, leaves), torch.autograd.grad(actual, leaves)

@@ -42,7 +42,7 @@ def check_loss_and_gradients(model: Any, alone: list[dict[str, Any]], together: 
 
 
 def padded_batch(model: Any, dtype: torch.dtype) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return images of three sizes with 0, 1 and 2 objects, separately and as a batch."""
+    """Return images of three sizes with 0, 1 and 2 objects, both as separate inputs and as a padded batch."""
     images = [pixels(model.config, batch=1, grid=grid).to(dtype) for grid in ((2, 5), (4, 3), (4, 5))]
     labels = [targets(index, index, dtype) for index in range(3)]
     batch, mask = pad_images(images)
@@ -62,7 +62,7 @@ def test_padding_and_splitting_change_no_prediction_no_loss_and_no_gradient(deco
     # Rotary positions are used because a position table would be resampled in float32.
     model = build(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
     alone, together = padded_batch(model, torch.float64)
-    if decoder == "mid_positions":  # this variant also has a position table
+    if decoder == "mid_positions":  # this decoder has a position table, which fits only the last image
         alone, together = alone[2:], {name: value[2:] for name, value in together.items()}
     check_loss_and_gradients(model, alone, together)
 
@@ -140,7 +140,7 @@ def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
 def test_overfitted_batch_has_high_average_precision(decoder: str) -> None:
-    """Overfit a batch. The deformable decoder is tested in `test_deformable.py`."""
+    """Overfit a model to a batch. `test_deformable.py` tests the deformable decoder."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
     sizes |= {"image_size": 64, "patch_size": 16, "num_labels": 3}

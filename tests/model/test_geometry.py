@@ -22,7 +22,7 @@ from ..helpers.references import assert_close
 from .checks import MASKED, assert_same, assert_same_weights, build, check_saved, inputs_of, name_of
 
 
-# Every field that changes the geometry, alone and in combination.
+# Changes of each configuration field that affects the geometry, alone and in combination.
 CHANGES: dict[str, dict[str, Any]] = {
     "larger image": {"image_size": (48, 40)},
     "as many patches, laid out otherwise": {"image_size": (16, 64)},
@@ -149,7 +149,7 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 @all_changes
 @pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=name_of)
 def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
-    # The other values of `readout_type` need the CLS token.
+    # Values of `readout_type` other than "ignore" need the CLS token.
     model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})
     apply_geometry(model, **change)
     fresh = model_class(copy.deepcopy(model.config))
@@ -217,7 +217,7 @@ def test_only_changed_weights_are_replaced_by_functions_and_methods() -> None:
     model.resize_prefix_tokens(num_register_tokens=3)
     changed = {name for name, parameter in model.named_parameters() if before[name] is not parameter}
     assert changed == {"embeddings.register_tokens"}
-    # The methods and the function have the same result.
+    # The resizing methods give the same result as `apply_geometry`.
     by_methods, by_function = build(), build()
     by_methods.resize_input_channels(5)
     by_methods.resize_patch_embeddings(16)

@@ -29,7 +29,7 @@ from .checks import DENSE, HEADS, draw_statistics, inputs_of, partial_mask
 DTYPES = (torch.bfloat16, torch.float16)
 TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.02}
 POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
-# A single query is used, because rounding may change the order of several queries.
+# Detection with a single query, because rounding errors may change the order of several queries.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
 # Ways to load a model in half precision: the dtype, the checkpoint (`whole` is saved in float32, `half` in half
@@ -66,7 +66,7 @@ def check_opening(
     model = kind(small_config(**overrides))
     draw_weights(model)
     if isinstance(model, HfViTForUniversalSegmentation):
-        model.anneal_masks(1.0)  # a single flipped mask pixel would change all later blocks
+        model.anneal_masks(1.0)  # a mask pixel that differs would change all later blocks
     draw_statistics(model).eval().save_pretrained(folder / "whole")
     expected, autocast = drawing_the_same(model, batch), drawing_the_same(model, batch, torch.autocast("cpu", dtype))
     model.to(dtype).save_pretrained(folder / "half")
@@ -88,7 +88,7 @@ def check_opening(
     return half, actual
 
 
-# Tasks with each type of targets first, so that another head does not change how they are opened
+# Training cases come first, so that a new head does not change the way in which they are loaded
 CASES = {**TRAINING_CASES, **{name: head for name, head in HEADS.items() if name not in TRAINING_CASES}}
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_without_the_tables_of_the_head(kind: Any, dtype: torch.dty
 def test_a_half_precision_model_is_optimized(
     kind: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # pretend that every candidate is twice as fast
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # makes every candidate appear twice as fast
     whole = kind(small_config(position_embedding_type="sincos2d")).eval()
     whole.save_pretrained(tmp_path)
     model = kind.from_pretrained(tmp_path, dtype=dtype)

@@ -24,7 +24,7 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 def draw_keypoints(count: int, margin: float = 0.0, image_size: tuple[int, int] = IMAGE) -> Tensor:
-    """Return random visible keypoints (1, count, 3) that keep a margin to the image border, in float64."""
+    """Return random visible keypoints (1, count, 3) in float64, at least `margin` pixels inside the image."""
     size = torch.tensor([image_size[1], image_size[0]], dtype=torch.float64)
     places = torch.rand(1, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.cat((margin + places * (size - 1 - 2 * margin), torch.full((1, count, 1), 2.0)), dim=2)

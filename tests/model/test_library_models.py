@@ -55,7 +55,7 @@ ANSWERS = {
 
 
 class Case(NamedTuple):
-    """Test case of a transformers class: options of our encoder, configuration fields, and inputs except images."""
+    """Test case for a transformers class: options of our encoder, configuration fields, and non-image inputs."""
 
     options: dict[str, Any]
     fields: dict[str, Any]
@@ -90,7 +90,7 @@ UNSUPPORTED = ("DPTForSemanticSegmentation", "RTDetrForObjectDetection")
 def make_model(name: str, **options: Any) -> PreTrainedModel:
     model_class, case = getattr(transformers, name), CASES[name]
     encoder: Any = small_config(**{**SIZES, **case.options, **options})
-    if name.startswith("Vision"):  # these configurations accept only dictionaries
+    if name.startswith("Vision"):  # these classes accept the encoder configuration only as a dictionary
         encoder = encoder.to_dict()
     return model_class(model_class.config_class(**{case.field: encoder}, num_labels=3, **case.fields))
 
@@ -127,7 +127,7 @@ def train_and_save(name: str, folder: Path) -> tuple[PreTrainedModel, set[str]]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_encoder_learns_and_the_model_reopens(name: str, tmp_path: Path) -> None:
     model, unmoved = train_and_save(name, tmp_path)
-    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # Llava reads earlier hidden states
+    unused = {"norm.weight", "norm.bias"} if name.startswith("Llava") else set()  # Llava does not use the final norm
     assert unmoved == unused
     reopened = type(model).from_pretrained(tmp_path)
     assert type(find_encoder(reopened).config) is HfViTConfig

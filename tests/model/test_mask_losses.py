@@ -1,4 +1,4 @@
-"""Test that matching, sampling and loss of universal segmentation equal slow references in float64."""
+"""Test that matching, sampling and loss of universal segmentation agree with slow references in float64."""
 
 import itertools
 import math
@@ -32,7 +32,8 @@ def test_matching_is_the_cheapest_of_all(num_queries: int, num_targets: int) -> 
         queries, targets = match(cost)
         smaller = min(num_queries, num_targets)
         assert len(set(queries.tolist())) == len(set(targets.tolist())) == len(queries) == smaller
-        wide = cost if num_queries < num_targets else cost.T  # each row is matched to a column
+        # There are at least as many columns as rows, so each row is matched to a column.
+        wide = cost if num_queries < num_targets else cost.T
         choices = itertools.permutations(range(max(num_queries, num_targets)), smaller)
         cheapest = min(sum(wide[row, column] for row, column in enumerate(own)) for own in choices)
         assert float(cost[queries, targets].sum()) == pytest.approx(float(cheapest))

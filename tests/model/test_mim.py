@@ -1,4 +1,4 @@
-"""Test that masked image modeling with fixed masks equals transformers, and test invariants of all models."""
+"""Test that masked image modeling with fixed masks agrees with transformers, and test invariants of all models."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def as_mapping(outputs: Any, name: str) -> dict[str, Tensor]:
 def mae(**options: Any) -> Parity:
     """Return our model and ViTMAEForPreTraining with the same weights.
 
-    ViTMAE sorts visible patches by their noise, and resamples the decoder positions as a single row.
+    ViTMAE sorts visible patches by their noise, and resamples decoder positions as if they formed a single row.
     """
     shared = {**DECODER, **options}
     reference = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE, layer_norm_eps=1e-6, **shared))
@@ -160,7 +160,7 @@ def test_loss_of_simmim_is_the_mean_of_those_of_transformers() -> None:
     parity = simmim()
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, theirs = parity.ours.double(), parity.reference.double()
-    same = noise_for(images).argsort(dim=1) > 9  # the same number of patches in each image
+    same = noise_for(images).argsort(dim=1) > 9  # masks the same number of patches in each image
     assert_close(ours(images, same).loss, theirs(images, same).loss, 1e-9, "loss")
     masks = noise_for(images) > 0.6
     assert len(masks.sum(dim=1).unique()) > 1

@@ -37,7 +37,7 @@ from .checks import MASKED, assert_same, assert_same_weights, build, inputs_of, 
 
 
 ALL_CLASSES = [*MODEL_CLASSES, HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification]
-NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles dense classes
+NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # the dense classes are compiled in `test_dense_models.py`
 TASKS = ("segmentation", "universal_segmentation", "depth", "keypoint", "masked_image_modeling")
 HEADS = ("classifier.", "detection_head", "text_model.", "contrastive_head.", *(f"{task}_head." for task in TASKS))
 
@@ -99,7 +99,7 @@ def test_outputs_of_every_model(model_class: type[Any], variant: str) -> None:
     ("variant", "tolerance"), [("windows", 3e-5), pytest.param("rotary", 1e-5, marks=pytest.mark.nightly)]
 )
 def test_compiled_flex_attention_equals_others(variant: str, tolerance: float) -> None:
-    """Compile window attention, full attention and a padding mask. Other tests do not compile the kernels."""
+    """Only this test compiles the flex attention kernels: with window attention, full attention and a padding mask."""
     mask = checks.partial_mask()
     options = {"variant": variant, "num_hidden_layers": 2}
     given = {"patch_attention_mask": mask} if variant == "windows" else {}
@@ -313,7 +313,8 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
         for index, image in enumerate(images):
             for a, p in zip(values(model(image)), values(padded), strict=True):
                 actual = p[index]
-                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # patch and prefix tokens
+                # Outputs of patch tokens and prefix tokens are selected without padding.
+                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:
                     others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
                     before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
                     actual = actual[torch.cat((before, mask[index].flatten(), after))]
@@ -343,7 +344,8 @@ def test_golden_outputs() -> None:
     actual = golden_values()
     assert actual.keys() == GOLDEN.keys()
     for name, value in actual.items():
-        # Releases of torch differ only in the last digits of the float32 resampling of positions.
+        # Results of torch releases differ slightly, because they round differently when they resample positions in
+        # float32.
         assert value == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-8), name
 
 
@@ -442,7 +444,7 @@ def test_backbone_stages_and_options() -> None:
     assert backbone.channels == [32, 32, 32]
     assert backbone.out_indices == backbone.config.out_indices == [0, 2, 3]
     for index, feature_map in zip((0, 2, 3), outputs.feature_maps, strict=True):
-        # Skip the CLS, distillation and two register tokens.
+        # The first patch token follows the CLS, distillation and two register tokens.
         expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]
         for row, column in itertools.product(range(3), range(5)):
             assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])

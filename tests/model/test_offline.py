@@ -1,4 +1,4 @@
-"""Test that a name that is not a folder raises an error quickly if the Hub cannot be reached."""
+"""Test that loading a model by name quickly raises an error if there is no such folder and no access to the Hub."""
 
 import time
 from collections.abc import Callable

@@ -22,7 +22,7 @@ from hf_vit.model.encoder import HfViTDropPath
 from ..helpers.references import SHAPE, Parity, hidden_states
 
 
-pytestmark = pytest.mark.slow  # these tests compare many models
+pytestmark = pytest.mark.slow  # slow, because many models are compared
 
 
 DINOV2_SHAPE = {**SHAPE, "mlp_ratio": 2, "layerscale_value": 0.5}
@@ -177,7 +177,7 @@ def timm_rms_norm_without_cls() -> Parity:
 
 
 class Dinov3WithTable(hf.DINOv3ViTModel):
-    """DINOv3 with an additional learned position table, which is resampled as in timm."""
+    """DINOv3 model with an additional learned position table, which is resampled in the same way as in timm."""
 
     def __init__(self, config: hf.DINOv3ViTConfig) -> None:
         super().__init__(config)

@@ -105,7 +105,8 @@ print("opened")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder user/model of a saved classifier and its processor. Its outputs for images are in data.pt."""
+    """Return the folder "user/model" of a saved classifier and its processor. data.pt contains images and their
+    outputs."""
     root = tmp_path_factory.mktemp("hub")
     folder = root / "user" / "model"
     model = build(HfViTForImageClassification, **LABELS)
@@ -156,7 +157,8 @@ def test_every_saved_object_contains_the_code_and_the_complete_auto_map(tmp_path
         if name != "processor":
             assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
     shutil.copytree(tmp_path / "model", tmp_path / "copy")
-    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")  # overwrite the folder
+    # Saves the model to the folder from which it was loaded.
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")
     for path in (tmp_path / "copy").iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name
 

@@ -91,11 +91,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 # fmt: on
-# config.json of every model class, written by version 0.1.0, which omitted options with default values.
+# The config.json of every model class, written by version 0.1.0. It omitted options with default values.
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )
-# Small sizes that replace large defaults, without the task configurations.
+# Small sizes that replace large defaults of the backbone.
 BACKBONE = {name: value for name, value in SMALL.items() if name not in TASK_CONFIGS}
 
 
@@ -140,7 +140,7 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
 
 def test_every_model_class_is_tested() -> None:
     classes = {place.rpartition(".")[2] for auto, place in AUTO_MAP.items() if auto.startswith("AutoModel")}
-    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # added after 0.1.0
+    assert classes == SAVED.keys() | {"HfViTForImageTextToText", "HfViTForImageReconstruction"}  # newer classes
     assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
     for name, used in MODEL_TASK_CONFIGS.items():
         assert issubclass(getattr(hf_vit, name), HfViTPreTrainedModel)

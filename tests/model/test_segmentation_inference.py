@@ -41,7 +41,7 @@ def test_overlapping_windows_are_averaged() -> None:
 
     def forward(images: Tensor) -> Tensor:
         seen.append(images)
-        return images.amax(dim=(2, 3), keepdim=True)  # every window has a single logit
+        return images.amax(dim=(2, 3), keepdim=True)  # the logit of a window is its largest pixel
 
     images = torch.arange(24.0).reshape(1, 1, 4, 6)
     logits = slide(forward, images, (4, 4), (2, 2))

@@ -1,4 +1,4 @@
-"""Test that losses of semantic segmentation equal references in float64."""
+"""Test that losses of semantic segmentation agree with reference implementations in float64."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def loss(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> np.ndarray:
-    """Return class probabilities (B, H, W, K) at twice the resolution."""
+    """Return class probabilities (B, H, W, K) at twice the resolution of the logits."""
     upsampled = F.interpolate(logits.detach(), scale_factor=2, mode="bilinear", align_corners=False)
     exponents = np.exp(upsampled.movedim(1, -1).numpy())
     return exponents / exponents.sum(-1, keepdims=True)
@@ -103,7 +103,7 @@ def test_pixels_that_do_not_count_change_nothing() -> None:
     other_index = labels.where(labels != IGNORED, -7)
     assert torch.equal(loss(logits, labels, **ALL), loss(logits, other_index, semantic_loss_ignore_index=-7, **ALL))
     labels = labels.clone()
-    labels[:, :, 5:] = IGNORED  # the right half is ignored; change logits that affect only it
+    labels[:, :, 5:] = IGNORED  # only logits that affect this ignored half are changed
     changed = logits.detach().clone()
     changed[..., 4:] += 3
     assert torch.equal(loss(changed, labels, **ALL), loss(logits, labels, **ALL))

@@ -35,7 +35,7 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     assert float((found.sum(dim=0) / 10 - 1).abs().max()) < 0.05
     # Without balancing, all images are assigned to one prototype.
     assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1
-    # Balancing only multiplies rows and columns, so the logarithms minus their row and column means do not change.
+    # Balancing only scales rows and columns, so it does not change the logarithms minus their row and column means.
     actual, expected = (values - values.mean(dim=0) for values in (found.log(), logits / 0.05))
     torch.testing.assert_close(
         actual - actual.mean(dim=1, keepdim=True), expected - expected.mean(dim=1, keepdim=True)
@@ -143,7 +143,7 @@ def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> Non
     assert (counts[20:] <= edges[1:]).all()
     masks = masks.flatten(0, 1).unflatten(1, (14, 14))
     alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
-    assert float(alike) > 0.6  # 0.3 if patches were masked independently
+    assert float(alike) > 0.6  # this fraction would be 0.3 if patches were masked independently
     # Two processes together draw the same masks as a single process that has all images.
     views = torch.zeros(6, 2, 3, 32, 32)
     torch.manual_seed(3)

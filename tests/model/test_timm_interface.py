@@ -1,4 +1,4 @@
-"""Test the lists of models, and that methods named as in timm and DINOv2 return the same as in timm."""
+"""Test the lists of models, and that methods named as in timm and DINOv2 return the same values as in timm."""
 
 import copy
 from functools import partial
@@ -55,7 +55,7 @@ def test_features_head_and_their_names_are_those_of_timm(pair: tuple[nn.Module, 
     assert_alike(ours.forward_head(features), theirs.forward_head(features))
     assert_alike(ours.forward_head(features), ours(images()).logits)
     assert_alike(ours.model.forward_head(features), ours.forward_head(features, pre_logits=True))
-    if ours.distillation_classifier is None:  # otherwise, timm averages CLS and distillation tokens
+    if ours.distillation_classifier is None:  # otherwise, timm returns the mean of the CLS and distillation tokens
         assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
     for mine, its in zip(ours.feature_info, theirs.feature_info, strict=True):
         assert (mine["num_chs"], mine["reduction"]) == (its["num_chs"], its["reduction"])

@@ -26,8 +26,8 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended bec
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep temporary files in one folder, and adopt processes whose parents have ended."""
-    tmp_path_factory.getbasetemp()  # create this folder before TMPDIR is changed
+    """Keep temporary files in one folder, and make this process the parent of processes whose parents have ended."""
+    tmp_path_factory.getbasetemp()  # creates the temporary folder of pytest before TMPDIR is changed
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
         patch.setattr(tempfile, "tempdir", str(TEMPORARY))
@@ -102,7 +102,7 @@ def left_running() -> dict[int, str]:
     return left
 
 
-known_files: set[str] = set()  # leftover files that were already reported as a failure
+known_files: set[str] = set()  # files that were left by earlier tests and already reported as a failure
 
 
 @pytest.fixture(autouse=True)

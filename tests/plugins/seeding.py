@@ -32,7 +32,7 @@ def seed_for(name: str, config: pytest.Config) -> None:
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Context manager that restores the state of the random number generators on exit."""
-    import torch  # torch is not imported in the process that distributes tests
+    import torch  # a late import, because the process that distributes tests does not need torch
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
     try:

@@ -13,12 +13,12 @@ import pytest
 from ..helpers.processes import Process
 
 
-# A test is slow if it uses one of these objects directly, through a fixture, or through a helper function.
+# A test is slow if it uses one of the objects below directly, through a fixture, or through a helper function.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
 TRAINS = {"call_command", "load_script", "make_trainer", "run", "run_task"}
 SWEEPS = ("convert", "visualize")  # test files that run many models or draw with matplotlib
 OWN_PACKAGE = __name__.partition(".")[0]
-NEW_MODULES = 200  # number of new modules after which imports are frozen again
+NEW_MODULES = 200  # number of newly imported modules after which their objects are excluded from garbage collection
 
 
 class Imports:
@@ -65,8 +65,8 @@ def used_by(function: FunctionType) -> Iterator[Any]:
 
 
 def is_slow(function: Any, known: dict[Any, bool]) -> bool:
-    """Return whether a function starts a process, trains or compiles, directly or through test functions."""
-    import torch  # torch is not imported in the process that distributes tests
+    """Return whether a function starts a process, trains or compiles, directly or through functions that it calls."""
+    import torch  # a late import, because the process that distributes tests does not need torch
     from transformers import Trainer
 
     function = inspect.unwrap(function) if callable(function) else function

@@ -1,4 +1,4 @@
-"""Run only some parameter combinations: one in k of each thinned test, or with `--first` one of every test."""
+"""Run only some parameter combinations: one in k of each thinned test or, with `--first`, one of every test."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fixtures of the image processor tests."""
+"""Fixtures for the tests of image processors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test that hf_vit pipelines equal transformers pipelines for any batch size, and that they limit prefetching."""
+"""Test that hf_vit pipelines give the results of transformers pipelines for any batch size, and limit prefetching."""
 
 import sys
 import threading
@@ -164,7 +164,7 @@ BATCHED |= {"semantic": ("fixed size",)}
 @pytest.mark.parametrize("name", BATCHED)
 def test_images_of_several_sizes_go_into_one_batch(name, photos):
     for preparation in BATCHED[name]:
-        # The transformers pipeline processes the images one by one.
+        # The transformers pipeline, which gives the expected results, processes the images one by one.
         ours, stock = pipelines(name, build(CASES[name], None, **PREPARATIONS[preparation]))
         assert_same(ours(photos, batch_size=4, **CASES[name].options), stock(photos, **CASES[name].options))
 
@@ -184,7 +184,7 @@ def test_empty_inputs_give_empty_results(name, photos, tokenizer):
         assert answer(images=photos[:1], **case.options) == answer(photos[:1], **case.options)
 
 
-# Half-precision dtype in which each case is tested.
+# Maps each test case to the half-precision dtype in which it is tested.
 HALF = {"classes": "bfloat16", "pooled": "float16", "words": "float16", "semantic": "float16", "panoptic": "bfloat16"}
 HALF |= {"instances": "float16", "depth": "bfloat16", "objects": "bfloat16", "keypoints": "float16"}
 

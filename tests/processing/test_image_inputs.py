@@ -46,7 +46,7 @@ def server(tmp_path, monkeypatch):
             elif self.path == "/slow":
                 self.send_response(200)
                 self.end_headers()
-                with suppress(OSError):  # the client may disconnect
+                with suppress(OSError):  # the client may close the connection
                     for _ in range(100):
                         self.wfile.write(b"x")
                         time.sleep(0.05)
@@ -131,7 +131,7 @@ def test_unclear_arrays_warn(warnings):
     # A first dimension of 4 could be RGBA channels, but the model has 3 channels.
     assert pixels_of(noise(4, 8, 3)).shape == (3, 4, 8)
     warnings.clear()
-    array = noise(8, 8, 3) / np.float32(255)  # an image in [0, 1], which rescaling would darken
+    array = noise(8, 8, 3) / np.float32(255)  # pixel values from 0 to 1, which must not be rescaled
     Processor()(array * 255)
     Processor(do_rescale=False)(array)
     Processor()(PIL.Image.new("F", (8, 8)))
@@ -245,7 +245,7 @@ def test_more_than_8_bits_are_read_as_pipelines_read_them_or_refused(tmp_path, m
     assert torch.equal(pixels_of(tmp_path / "a.tiff", num_channels=1), as_chw(values))
     with pytest.raises(ValueError, match=f"mode '{mode}' with values from 0.* to 257.*clipping.*/ 257"):
         pixels_of(wide_image(mode, values + (values == 255) * 2))
-    if mode == "F":  # transformers pipelines convert such images to black
+    if mode == "F":  # transformers pipelines convert images with values from 0 to 1 to black
         with pytest.raises(ValueError, match=r"mode 'F' with values from 0.* to 1"):
             pixels_of(wide_image(mode, np.linspace(0, 1, 20).reshape(4, 5)))
 
@@ -258,7 +258,7 @@ def test_bad_files_and_absurdly_large_images_are_refused(tmp_path, monkeypatch):
     assert f"images[2] ('{tmp_path / 'cut.jpg'}')" in str(caught.value)
     with pytest.raises(ValueError, match=r"images is empty. Pass at least one image"):
         Processor()(())
-    # The file is truncated, so decoding it would raise a different error.
+    # The file is truncated, so decoding it before the check would raise a different error.
     (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     lazy = PIL.Image.new("RGB", (50, 50))
@@ -301,7 +301,7 @@ def test_downloads_have_limits_and_lead_to_the_web_alone(server, tmp_path, monke
     with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
         Processor()(f"{server}/no.png")
     (tmp_path / "large.png").write_bytes(bytes(5000))
-    cell = {"path": f"{server}/large.png", "bytes": None}  # undecoded image cell of a dataset
+    cell = {"path": f"{server}/large.png", "bytes": None}  # cell of an image column in a dataset, before decoding
     assert encoded_bytes(cell, "image") == bytes(5000)
     monkeypatch.setattr(image_inputs, "MAX_DOWNLOAD_BYTES", 4096)
     with pytest.raises(OSError, match=r"cannot be downloaded: the file has more than 4096 bytes\..*MAX_DOWNLOAD"):

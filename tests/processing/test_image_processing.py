@@ -1,4 +1,4 @@
-"""Test that image processors of both backends equal transformers and each other in sizes, padding and options."""
+"""Test that the image processors of both backends agree with transformers and each other in all options."""
 
 import math
 from functools import partial
@@ -38,7 +38,7 @@ def photo():
 
 
 def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
-    """All other methods are inherited from a common base class, so one backend is enough to test them."""
+    """Methods that are inherited from the common base class of both backends are tested with only one backend."""
     own = {name for kind in BACKENDS.values() for name in vars(kind) if not name.startswith("__")}
     resizing = {"_resize_smoothly", "_resize_batch"}
     assert own == {"valid_kwargs", "_prepare_image_like_inputs", "_to_batch_feature", *resizing}
@@ -46,7 +46,7 @@ def test_backends_differ_in_resizing_devices_and_lists_of_arrays_alone():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # the second image is upscaled, with errors of one gray level
+    images = [photo, noise(250, 260, 3)]  # upscaling the second image causes errors of one gray level
     for ours, theirs, atol in (
         (Processor, ViTImageProcessor, 0),
         (HfViTImageProcessorPil, ViTImageProcessorPil, 1e-6),
@@ -55,7 +55,7 @@ def test_defaults_give_what_the_library_gives(photo):
         torch.testing.assert_close(*pair, atol=atol, rtol=0)
 
 
-# Options, and the resulting sizes of images with 427 x 640 and 311 x 333 pixels.
+# Resampling method -> target sizes for images with 427 x 640 and 311 x 333 pixels.
 RESIZED = {"BILINEAR": [(224, 224), (100, 333), (31, 17), (512, 512)], "BICUBIC": [(428, 641), (100, 333)]}
 RESIZED |= {"LANCZOS": [(900, 700), (224, 224)], "BOX": [(31, 17), (512, 512)], "HAMMING": [(100, 333), (428, 641)]}
 
@@ -67,7 +67,7 @@ def test_backends_agree_to_one_gray_level(photo, resample, size, subject):
     first, second = by_backends(image, size=size, resample=Resampling[resample], **RAW)
     difference = first - second
     if not is_bilinear or size[0] > image.shape[0] or size[1] > image.shape[1]:
-        assert not difference.any()  # both backends use PIL in these cases
+        assert not difference.any()  # for these options and sizes, both backends use PIL
     # PIL rounds to gray levels between the two passes of resizing. Torchvision does this only on CPUs with AVX2.
     # Without AVX2, results additionally differ by at most half a gray level, and by a quarter on average.
     assert difference.abs().max() <= 1
@@ -206,7 +206,7 @@ def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match=r"^crop_size=.*\"height\", \"width\""):
         to_size_dict({"shortest_edge": 3}, "crop_size", (("height", "width"),))
     message = r"images\[1\] with 1 x 10000 pixels would become 224 x 2240000.*longest_edge"
-    with pytest.raises(ValueError, match=message):  # raised before the resized image is allocated
+    with pytest.raises(ValueError, match=message):  # the error is raised before memory is allocated
         Processor(size={"shortest_edge": 224})([noise(9, 9, 3), noise(1, 10000, 3)])
 
 
@@ -261,7 +261,7 @@ def test_padding_and_its_mask(backend):
     for image, padded in zip(images, pixels, strict=True):
         alone = processor(image, return_tensors="pt", do_pad=False).pixel_values[0]
         assert torch.equal(padded[:, : alone.shape[1], : alone.shape[2]], alone)
-    # Padding to a given size, with images that do not consist of whole patches.
+    # Images are padded to a given size, although they do not consist of whole patches.
     processor = Processor(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16), pad_size=(24, 64))
     outputs = processor([noise(17, 33, 3), noise(8, 16, 3)], return_tensors="pt")
     assert outputs.pixel_values.shape == (2, 3, 24, 64)

@@ -64,7 +64,7 @@ def test_every_kind_of_target_goes_where_its_image_goes(geometry):
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = Processor(**GEOMETRIES[geometry], **plain)
     image = processor(classes, return_tensors="pt").pixel_values
-    expected = image[:, 0]  # padded pixels are 0
+    expected = image[:, 0]  # pixels of the padding are 0
     features = processor(classes, segmentation_maps=classes, return_tensors="pt")
     assert torch.equal(features.pixel_values, image)
     labels = features.labels
@@ -240,7 +240,7 @@ def test_the_options_of_targets_are_saved(tmp_path):
 
 BOXES = [[10.0, 8.0, 30.0, 20.0], [0.0, 0.0, 44.0, 30.0], [20.5, 3.25, 41.0, 29.5]]
 CLASSES = [2, 0, 5]
-INSIDE = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]  # boxes inside all crops
+INSIDE = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]  # these boxes are inside the crop for all options
 
 
 def encode_boxes(processor, boxes=BOXES, classes=CLASSES, image=None):

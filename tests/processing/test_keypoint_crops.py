@@ -1,4 +1,4 @@
-"""Test that object crops for keypoints have the pixels and positions of ViTPose and can be mapped back."""
+"""Test that object crops have the pixels and keypoint positions of ViTPose, and that points can be mapped back."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_crops_are_those_of_vitpose(photo):
     given = {"boxes": [as_coco(BOXES)], "return_tensors": "pt"}
     theirs = VitPoseImageProcessor(size={"height": 64, "width": 48}, **WHOLE)(photo, **given).pixel_values
     difference = (ours - theirs).abs()
-    assert difference.max() <= 1  # ties may be rounded differently
+    assert difference.max() <= 1  # values halfway between integers may be rounded differently
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
@@ -115,7 +115,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 @pytest.mark.parametrize("scale", [1, 4])
 def test_keypoints_are_recovered_from_heatmaps(photo, scale):
-    """Convert keypoints to heatmaps and back. The accuracy is a fraction of a pixel."""
+    """Convert keypoints to heatmaps and back. The error is a fraction of a pixel."""
     processor, boxes = Processor(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")

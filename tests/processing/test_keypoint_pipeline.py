@@ -38,7 +38,7 @@ POSE = {
 }
 BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
-# One of the six object scores is above the default threshold 0.5, and two are above this threshold.
+# One of the six object scores is above 0.5, the default threshold, and two are above `THRESHOLD`.
 THRESHOLD = 0.3
 
 
@@ -50,7 +50,7 @@ SIZES = [(50, 40), (30, 60), (70, 90), (64, 64), (90, 70), (65, 90)]  # width, h
 
 
 def with_threshold(overrides, threshold=THRESHOLD):
-    """Return configuration overrides in which the task has a score threshold."""
+    """Return `overrides` of configuration fields, extended with a score threshold for the task."""
     limit = {"score_threshold": threshold}
     return {name: {**value, **limit} if name.endswith("_config") else value for name, value in overrides.items()}
 
@@ -87,7 +87,7 @@ def photo(folder, number=0):
 
 
 def expected(folder, image, boxes, threshold=None):
-    """Return the predictions of the model and the image processor, computed without a pipeline."""
+    """Return the predictions for an image, computed with the model and the image processor instead of a pipeline."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
     with torch.no_grad():
@@ -296,7 +296,7 @@ def test_pipelines_segment_windows_as_a_plain_loop_does(folder):
             found = np.zeros_like(expected) - 1
             for part in answer:
                 found[np.asarray(part["mask"]) > 0] = label2id[part["label"]]
-            assert (found == expected).mean() > 0.999  # rounding decides ties
+            assert (found == expected).mean() > 0.999  # rounding errors decide between nearly equal logits
 
     segment.image_processor.window_scale = None
     inputs = segment.image_processor(Image.open(files[0]), return_tensors="pt")

@@ -45,10 +45,10 @@ def rgba():
 
 
 def write_files(folder):
-    """Write an image file of every format. Return, for each file, whether it has transparent pixels."""
+    """Write an image file in each format. Return a dictionary: file -> whether it has transparent pixels."""
     color, gray = Image.fromarray(noise(10, 12, 3)), Image.fromarray(noise(10, 12))
     palette, exif = color.quantize(16), Image.Exif()
-    exif[ORIENTATION] = 6  # EXIF orientation: rotated by 90 degrees
+    exif[ORIENTATION] = 6  # this EXIF orientation rotates the image by 90 degrees
     wide = Image.fromarray(noise(10, 12).astype(np.uint16))
     files = {
         "color.png": color,
@@ -100,8 +100,9 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder):
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = torch.from_numpy(np.array(load_image(file))).movedim(-1, 0)  # (3, H, W)
-        assert torch.equal(read_uint8(example["image"], 3), expected), file  # augmentation reads with read_uint8
-        # Evaluation reads images with this collate function.
+        # Augmentation reads images with `read_uint8`.
+        assert torch.equal(read_uint8(example["image"], 3), expected), file
+        # Evaluation reads images with `collate`.
         assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file
         assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file
         assert torch.equal(read_by_features[file].to(torch.uint8), expected), file

@@ -1,4 +1,4 @@
-"""Test that post-processing equals transformers, removes padding, and limits memory."""
+"""Test that post-processing gives the same results as transformers, removes padding, and limits memory."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from ..helpers.images import noise
 
 
 SIZES = [(37, 51), (8, 70)]
-PROCESSOR = HfViTImageProcessor()  # the PIL backend inherits the same methods
+PROCESSOR = HfViTImageProcessor()  # the processor of the PIL backend inherits the same methods
 semantic_maps = PROCESSOR.post_process_semantic_segmentation
 instances = PROCESSOR.post_process_instance_segmentation
 panoptic_segments = PROCESSOR.post_process_panoptic_segmentation
@@ -36,7 +36,7 @@ depth_maps = PROCESSOR.post_process_depth_estimation
 
 @pytest.fixture(params=["whole", "bands"])
 def bands(request, monkeypatch):
-    """Run each test twice: with all rows of an image at once, and row by row."""
+    """Run each test twice: post-processing computes all rows of an image at once, or row by row."""
     if request.param == "bands":
         monkeypatch.setattr(post_processing, "BAND_NUMEL", 600)
 
@@ -184,13 +184,14 @@ def test_binary_maps_and_runs_are_those_of_mask2former():
             assert torch.equal(mask, truth.bool())
             assert segment["label_id"] == expected["label_id"]
             assert segment["score"] == pytest.approx(expected["score"], abs=2e-6)
-    # Return segments as run lengths.
+    # Compare segments that are returned in run-length encoding.
     outputs = universal_outputs(size=(384, 384), queries=1, scale=50, seed=4)
     outputs.class_queries_logits[..., -1] = -99
     options = {"target_sizes": sizes, "return_coco_annotation": True}
     theirs = Mask2FormerImageProcessor().post_process_instance_segmentation(outputs, **options)
     for mine, other in zip(instances(outputs, **options), theirs, strict=True):
-        assert mine["segmentation"] == other["segmentation"][1:]  # drop the entry without instance
+        # In the result of transformers, the first entry does not represent an instance.
+        assert mine["segmentation"] == other["segmentation"][1:]
 
 
 def test_mask_threshold_moves_the_edge_and_nothing_found_is_a_map_of_nothing():
@@ -247,7 +248,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
         theirs = DPTImageProcessor().post_process_depth_estimation(outputs, sizes)
         for mine, other, depth in zip(ours, theirs, outputs.predicted_depth, strict=True):
             assert torch.equal(mine["predicted_depth"], other["predicted_depth"].clamp(depth.min(), depth.max()))
-    depth = torch.full((1, 8, 8), 0.01)  # interpolation overshoots below zero
+    depth = torch.full((1, 8, 8), 0.01)  # next to 10, bicubic interpolation gives negative values
     depth[:, :, 4:] = 10
     outputs = depth_outputs(depth)
     assert DPTImageProcessor().post_process_depth_estimation(outputs, [(40, 40)])[0]["predicted_depth"].min() < 0
@@ -256,7 +257,7 @@ def test_depth_is_that_of_the_library_within_what_the_model_predicts():
 
 def test_padding_changes_nothing():
     plain = draw(2, 5, 10, 18)
-    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # of 2 x 4 patches, 1 x 3 are valid
+    logits = F.pad(plain, (0, 6, 0, 10), value=50.0)  # 1 x 3 of the 2 x 4 patches are valid, the others are padding
     mask = torch.zeros(2, 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
     for sizes in (SIZES, None):
@@ -277,7 +278,7 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does():
     ours = own.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
     theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
     check_segments(ours, theirs, least=2)
-    depth = draw(1, 16, 16).abs()  # each value covers 4 x 4 pixels
+    depth = draw(1, 16, 16).abs()  # each depth value covers 4 x 4 pixels
     plain = depth_outputs(depth[:, :, :11])  # 11 columns cover the 43 valid pixels
     found = own.post_process_depth_estimation(depth_outputs(depth), [(30, 20)])
     assert_same_depth(found, depth_maps(plain, [(30, 20)]))
@@ -294,7 +295,7 @@ PADDING = {
 
 
 def grid_of(processor, pixels, scale):
-    """Return the size of model outputs for images (..., H, W), with `scale` values per patch side or per pixel."""
+    """Return the output size of a model for images (..., H, W), with `scale` values per patch side or per pixel."""
     unit = np.broadcast_to(processor.ensure_multiple_of or 1, 2)
     return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
 
@@ -316,7 +317,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(padding, sc
         mask = inputs.patch_attention_mask
         masked = processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
         assert_all_equal(results, masked)
-    # Process a single image without a padding mask, like the transformers pipeline.
+    # A single image is processed without a padding mask, as in the transformers pipeline.
     both = [processor(images[0], return_tensors="pt", do_pad=do_pad).pixel_values for do_pad in (True, False)]
     whole, (height, width) = (grid_of(processor, own, 4) for own in both)
     assert (whole == (height, width)) == (padding not in ("fixed", "seen"))

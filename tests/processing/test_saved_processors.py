@@ -1,4 +1,4 @@
-"""Test loading of saved processors with and without the package and torchvision, and conversion of others."""
+"""Test loading of saved processors with and without the package and torchvision, and reading other processor files."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
             pixels = [own(image, return_tensors="pt").pixel_values for own in (processor, opened)]
             assert torch.equal(*pixels)
     assert type(AutoImageProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
-    # Load from the path of a single file, and with overridden options.
+    # Image processors can be loaded from a single file and with overridden options.
     from_file = BACKENDS[saver].from_json_file(tmp_path / "preprocessor_config.json")
     assert from_file.to_json_string() == processor.to_json_string()
     changed = BACKENDS[saver].from_pretrained(tmp_path, do_normalize=False, size=16, pad_size=None)
@@ -129,7 +129,7 @@ def test_registered_class_keeps_the_map_and_a_push_takes_the_code_along(tmp_path
         pushed.clear()
 
 
-# Continuation of the script that opens models and processors of images and texts.
+# Second part of the script: it opens models and processors of images and texts.
 OPEN = """
 import torch
 from transformers import AutoModel, AutoModelForZeroShotImageClassification, AutoProcessor, pipeline
@@ -218,14 +218,14 @@ def options_of(processor):
 
 
 def assert_read(place, options):
-    """Assert that the file `place` and its folder are both loaded as an image processor with these options."""
+    """Assert that the file `place` and its folder are both loaded as an image processor with the given options."""
     expected = options_of(HfViTImageProcessor(**options))
     for path in (place, place.parent):
         assert options_of(HfViTImageProcessor.from_pretrained(path)) == expected, path
 
 
 def test_folder_of_another_class_is_read_as_that_class_means_it(tmp_path):
-    """The pixels of these options are tested in `tests/convert/test_convert_image_processor.py`."""
+    """`tests/convert/test_convert_image_processor.py` tests the pixels that result from these options."""
     for number, options in enumerate(PUBLISHED.values()):
         place = write(tmp_path / str(number), "preprocessor_config.json", options) / "preprocessor_config.json"
         assert_read(place, image_processor_options(options, model_type="vit"))
@@ -376,12 +376,12 @@ def test_an_image_processor_knows_the_task_of_its_model():
     assert HfViTImageProcessor.for_model(detector).class_scores == "softmax"
     plain = HfViTImageProcessor.for_model(config)
     assert (plain.do_affine_crop, plain.class_scores) == (False, None)
-    config.architectures = ["HfViTForKeypointDetection"]  # a saved configuration contains this field
+    config.architectures = ["HfViTForKeypointDetection"]  # saved configurations contain the field "model_type"
     assert HfViTImageProcessor.for_model(config).do_affine_crop
 
 
 def test_labels_of_annotations_keep_the_mask_of_padding():
-    """Labels that are made from annotations keep the padding mask, because scripts collate only images and labels."""
+    """Labels made from annotations contain the padding mask, because scripts collate only images and labels."""
     torch.manual_seed(0)
     model = HfViTForObjectDetection(small_config()).eval()
     options = {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8}

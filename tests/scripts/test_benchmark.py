@@ -144,7 +144,7 @@ def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) 
 def test_learning_trains_peers(
     task: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A fake clock advances by 0.25 seconds at each reading.
+    # A simulated clock, which advances by 0.25 seconds each time it is read.
     quarters = itertools.count(0, 0.25)
     monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter=lambda: next(quarters)))
     config = {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": DETECTION}

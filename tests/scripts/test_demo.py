@@ -45,7 +45,7 @@ def test_demo_saves_a_model_and_a_card_and_prints_progress_and_predictions(tmp_p
     assert re.search(rf"\| accuracy \| \**{score:.4f}\** \| \**0\.1028\** \|", card.content)
     assert "python scripts/demo.py --max_steps 3" in card.content
 
-    # A new process prints one line per image.
+    # The demo predicts in a new process, which prints one line per image.
     lines = [line for line in said.splitlines() if ".png: " in line]
     assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
     with Image.open(folder / "predictions.png") as picture:

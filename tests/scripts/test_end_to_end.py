@@ -119,12 +119,12 @@ def scores(folder: Path) -> dict[str, float]:
     return json.loads((folder / "test_scores.json").read_text())
 
 
-@pytest.mark.nightly  # `test_fault_injection.py` kills trainings, too
+@pytest.mark.nightly  # `test_fault_injection.py` also kills training runs
 def test_a_killed_training_ends_in_the_weights_of_an_undisturbed_one(whole: Path, resumed: Path) -> None:
     expected, actual = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
     assert scores(resumed) == scores(whole)
-    # The training command in the model card starts a new run.
+    # The training command in the model card starts a new run instead of resuming.
     assert "resume_from_checkpoint" not in (resumed / "README.md").read_text()
 
 
@@ -213,7 +213,7 @@ for name in ("blue", "green", "red"):
 """
 
 
-@pytest.mark.nightly  # `test_hub.py` publishes and opens models, too
+@pytest.mark.nightly  # `test_hub.py` also publishes and loads models
 def test_published_model_opens_without_the_package(resumed: Path, workplace: Path, tmp_path: Path) -> None:
     assert "Nothing was uploaded" in command(workplace, "push", "resumed", "user/colors", "--dry_run").stdout
     with serve(tmp_path / "hub") as hub:
@@ -226,7 +226,7 @@ def test_published_model_opens_without_the_package(resumed: Path, workplace: Pat
     assert 'model="path/to/this/folder"' in (resumed / "README.md").read_text()
     answers = dict(line.split() for line in opened.stdout.splitlines())
     lines = lines_of((resumed / "test_predictions.jsonl").read_text())
-    # In reversed order, the last entry of a class in this dictionary is the prediction of its first image.
+    # For each label, the dictionary contains the prediction of the first image, because the order is reversed.
     assert answers == {line["label"]: line["prediction"] for line in reversed(lines)}
 
 

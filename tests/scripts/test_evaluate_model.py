@@ -71,7 +71,7 @@ def test_no_evaluation_writes_over_another_one(tmp_path: Path, monkeypatch: pyte
             folder.mkdir(parents=True)
             (folder / "test_scores.json").touch()
         given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
-        assert given == str(folder)  # an explicit output folder is kept
+        assert given == str(folder)  # a given output folder is not changed
 
 
 def test_models_without_a_task_are_refused(tmp_path: Path) -> None:

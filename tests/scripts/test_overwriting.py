@@ -145,4 +145,4 @@ def test_files_are_recognized_by_their_content(name: str, tmp_path: Path) -> Non
     file.rename(copied)
     with pytest.raises(ValueError, match="was not written by this command"):
         check_outputs([copied], overwrite=True)
-    check_outputs([file])  # the file does not exist anymore
+    check_outputs([file])  # no error is raised, because the file does not exist anymore

@@ -121,11 +121,12 @@ def test_images_are_found_in_order_and_opened_upright_with_their_stored_colors_o
         (tmp_path / name).touch()
     assert [path.name for path in find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
     exif = Image.Exif()
-    exif[0x0112] = 6  # EXIF orientation of a 90 degree rotation
+    exif[0x0112] = 6  # this EXIF orientation rotates the image by 90 degrees
     Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (20, 40)
     Image.new("RGBA", (4, 4), (7, 8, 9, 0)).save(tmp_path / "clear.png")
-    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)  # the same color as in training
+    # Transparent pixels have the same color as in training.
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)
 
     for dtype, value in ((np.float32, 256), (np.float32, 0.5), (np.float32, np.nan), (np.int32, 256), (np.int32, -1)):
         pixels = np.zeros((2, 2), dtype)

@@ -23,7 +23,7 @@ from .test_predict import lines_of
 NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # (width, height) in pixels
-# Images in pictures are enlarged until their longer side has at least this length in pixels.
+# In pictures of predictions, images are enlarged until their longer side has at least this length in pixels.
 PANEL_SIZE = 320
 FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
@@ -78,7 +78,7 @@ def run(workplace: Path, model: str, folder: Path, capsys: pytest.CaptureFixture
 
 
 def post_processed(workplace: Path, model: str, method: str, **options: Any) -> list:
-    """Return the result of a post-processing method of the image processor for each image, without the command."""
+    """Return the expected results: the output of a post-processing method of the image processor for each image."""
     opened = MODELS[model][0].from_pretrained(workplace / model)
     processor = hf_vit.HfViTImageProcessor.from_pretrained(workplace / model)
     results = []

@@ -22,7 +22,7 @@ from .test_predict_dense import SIZES, predict, write_noise
 
 
 BLACK = Image.new("RGB", (40, 20))
-SCALE = 480 / BLACK.width  # factor by which the image is enlarged in a picture
+SCALE = 480 / BLACK.width  # the image is enlarged by this factor
 COLORS = [tuple(color) for color in segmentation_palette(4).tolist()]
 
 

@@ -18,7 +18,7 @@ def python(code: str) -> list[str]:
 
 def test_a_part_reports_its_tables_errors_and_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "carried.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # commands inherit the import path
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # commands must inherit this import path
     table = python("import carried; print('| a | 1 |'); print('else'); print('Scores: accuracy 1')")
     part = Part("Table", [table, python("raise SystemExit(3)"), python("print('| never |')")])
     result = run_part("table", part, tmp_path, seconds=60)

@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class ParsedError(BaseException):
-    """Raised to stop a script after argument parsing. Handlers of `Exception` do not catch it."""
+    """Raised to stop a script after argument parsing. `except Exception` does not catch this error."""
 
 
 def blocks_of(file: Path) -> list[Block]:
@@ -58,7 +58,7 @@ def commands_of(code: str) -> Iterator[list[str]]:
         pending += line + "\n"
         try:
             words = shlex.split(pending, comments=True)
-        except ValueError:  # the quoted string continues on the next line
+        except ValueError:  # a quoted string continues on the next line
             continue
         pending = ""
         end = min((words.index(sign) for sign in (">", "|") if sign in words), default=len(words))
@@ -68,7 +68,7 @@ def commands_of(code: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assert that the program is known and that its argument parser accepts the options."""
+    """Assert that a shell command runs a known program whose argument parser accepts the options."""
     program, *rest = words
     if program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -238,7 +238,7 @@ def test_add_a_task_section_lists_all_files_of_the_depth_task() -> None:
         str(file.relative_to(ROOT))
         for file in files
         if re.search("depth_estimation|DepthEstimation", file.name + file.read_text(encoding="utf-8"))
-        # Conversion has a separate checklist, and other excluded files only measure existing tasks.
+        # APART: conversion has a separate checklist, and the other excluded files only measure existing tasks.
         and not str(file.relative_to(ROOT)).startswith(APART)
     }
     assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"

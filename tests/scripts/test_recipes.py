@@ -1,4 +1,4 @@
-"""Test that published recipes have valid options, and that their headers have the scores of the model cards."""
+"""Test that published recipes have valid options, and that their headers contain the scores of the model cards."""
 
 import re
 from pathlib import Path

@@ -145,7 +145,8 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
         hf_vit.HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
         add_code(folder, tmp_path / MARKER)
         own = CUSTOM_PIPELINES["HfViTForKeypointDetection"]
-        change_json(folder / "config.json", custom_pipelines=own)  # added to config.json by saved pipelines
+        # Pipelines add this field to config.json when they are saved.
+        change_json(folder / "config.json", custom_pipelines=own)
         call_command("predict", [folder.name, "photo.png"])
         assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
         assert not (tmp_path / MARKER).exists()

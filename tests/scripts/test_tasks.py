@@ -51,7 +51,8 @@ SCORES = {
 PREDICTIONS = "validation_predictions.jsonl"
 KEYS = {"semantic_segmentation": ["classes"], "universal_segmentation": ["segments"]}
 KEYS["depth_estimation"] = ["unit", "min", "median", "max"]
-PICTURES = {"depth_estimation": 2, "object_detection": 4}  # images in a model card; 3 for other tasks
+# Number of images in the picture of a model card, if it is not 3.
+PICTURES = {"depth_estimation": 2, "object_detection": 4}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def read(folder: Path, what: str = "scores") -> dict[str, Any]:
 
 
 def flat(scores: dict[str, Any]) -> dict[str, float]:
-    """Return all scores, including the scores of each class, in a flat dictionary. Missing scores are NaN."""
+    """Return all scores, including those of each class, in a flat dictionary. Missing scores are NaN."""
     joined = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
     return {f"{name} {key}": np.nan if v is None else v for name, values in joined for key, v in values.items()}
 
@@ -98,7 +99,7 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     if parts:
         assert list(read(folder, "keypoints" if parts is POINTS else "classes")) == parts
-    # Run the code example in the model card that uses the package.
+    # Run the code example of the model card that imports hf_vit.
     Image.open(data_of(workplace, task) / "val" / "images" / "2.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -129,7 +130,7 @@ def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path
 
 
 def evaluate_task(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
-    """Evaluate a model and return the printed output. By default, the data are those of the task."""
+    """Evaluate a model and return the printed output. `data` defaults to the data of the task."""
     said: list[str] = []
     arguments = ["--model_name_or_path", str(workplace / task), "--output_dir", str(output_dir), "--use_cpu"]
     arguments += ["--disable_tqdm", "true", *(OF_TASK[task] if task in TASKS else [])]
@@ -231,7 +232,7 @@ def test_objects_and_keypoints_are_written(workplace: Path, tmp_path: Path) -> N
             assert found["box"] == pytest.approx(other["box"], abs=0.5)
     lines = lines_of((workplace / "keypoint_detection" / PREDICTIONS).read_text())
     annotations = json.loads((data_of(workplace, "keypoint_detection") / "val" / "annotations.json").read_text())
-    assert len(lines) == len(annotations["annotations"])  # there is one line per object
+    assert len(lines) == len(annotations["annotations"])  # the file has one line per object
     for line in lines:
         assert {*line} == {"file", "box", "labels", "keypoints", "scores"}
         assert line["labels"] == POINTS

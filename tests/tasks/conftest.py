@@ -1,4 +1,4 @@
-"""Fixtures of synthetic data of the tasks. Tests must not change these data."""
+"""Fixtures with synthetic data for each task. Tests must not change these data."""
 
 from pathlib import Path
 

@@ -110,11 +110,11 @@ def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() -> None:
     for depths, expected in (
-        (torch.rand(1000) * 9.99, 10),  # depths of rooms, as in NYU Depth V2
+        (torch.rand(1000) * 9.99, 10),  # depths in rooms, as in NYU Depth V2
         (torch.rand(1000) * 0.5, 10),
         (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a few outliers, e.g. behind a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
-        (torch.rand(1000) * 75, 80),  # depths of streets, as in KITTI
+        (torch.rand(1000) * 75, 80),  # depths on streets, as in KITTI
         (torch.rand(1000) * 9000, 10),  # depths in millimeters
     ):
         assert choose_max_depth(depths) == expected
@@ -155,7 +155,7 @@ def test_depths_out_of_range_are_refused(streets: Path, tmp_path: Path, monkeypa
     HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")
     HfViTImageProcessor(size=16).save_pretrained(tmp_path / "rooms")
     options = ["--depth_scale", "256", "--model_name_or_path", str(tmp_path / "rooms")]
-    # All depths of one image are below 20 meters. All other images have depths of 20 to 60 meters.
+    # In one image, all depths are below 20 meters. In all other images, depths range from 20 to 60 meters.
     far = tmp_path / "far"
     shutil.copytree(streets, far)
     for split in ("train", "val"):
@@ -171,7 +171,7 @@ def test_depths_out_of_range_are_refused(streets: Path, tmp_path: Path, monkeypa
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:
     config = HfViTConfig(**{**CONFIG, "image_size": 16, "depth_config": {**CONFIG["depth_config"], "max_depth": 80}})
     source = HfViTForDepthEstimation(config)
-    # The saved bias has the shape of the new head, but must not be loaded.
+    # The saved bias of the head must not be loaded, although it has the shape of the new bias.
     torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)
     torch.nn.init.constant_(source.model.norm.weight, 3.0)
     source.save_pretrained(tmp_path)

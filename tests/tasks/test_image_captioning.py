@@ -65,7 +65,7 @@ def test_a_training_describes_images_and_its_card_compares_it_with_both_baseline
     assert len(pictures) == 2
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     check_upload(folder)
-    # Run the code example in the model card that uses the package.
+    # Run the code example of the model card that imports hf_vit.
     Image.open(photo_of(workplace, ("red", "blue"))).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})

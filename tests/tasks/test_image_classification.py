@@ -94,14 +94,14 @@ def test_a_saved_classifier_is_kept_for_the_same_classes_only(
     folder, expected = saved
     model, _ = load_classifier(arguments_of(folder), NAMES)
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in expected.state_dict().items())
-    # Fine-tuning on single-label data must replace this problem type.
+    # Fine-tuning on single-label data must replace the saved problem type.
     expected.config.problem_type = "multi_label_classification"
     expected.save_pretrained(folder)
     tuned, _ = load_classifier(arguments_of(folder), NAMES)
     assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
 
     folder, expected = saved
-    # The classes differ in number or order from those of the saved model.
+    # The number or the order of classes differs from that of the saved model.
     for names in (["cow", "dog"], ["cat", "fox", "dog"]):
         arguments = arguments_of(folder, image_size=48, config_overrides={"drop_path_rate": 0.1})
         model, processor = load_classifier(arguments, names)
@@ -185,7 +185,7 @@ def test_a_lone_file_of_weights_is_tuned(tmp_path: Path) -> None:
         assert (model.config.image_size, input_size(processor)) == (32, (32, 32))
         assert bool(processor.do_center_crop) == (name != "vit.npz")
         assert processor.image_mean[0] == (0.5 if name == "vit.npz" else 0.485)
-    # A checkpoint from OpenAI does not contain the name of its activation function.
+    # CLIP files from OpenAI do not contain the name of the activation function.
     theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
     torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
     told = arguments_of(tmp_path / "clip.pt", config_overrides={"hidden_act": "quick_gelu"})
@@ -203,7 +203,7 @@ def test_a_published_model_is_trained(
     call_command("evaluate", [*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # the bias is initialized to zeros, so it has been loaded
+    assert model.classifier.bias.any()  # the bias of a new head would be zero
 
 
 def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_a_file_of_weights_is_trained_and_evaluated(photos: Path, monkeypatch: p
     arguments = ["--dataset_name", "photos", "--use_cpu", "--model_name_or_path", "vit.pth"]
     call_command("train image-classification", [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"])
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
-    with pytest.raises(SystemExit, match="LABEL_0"):  # the checkpoint contains no class names
+    with pytest.raises(SystemExit, match="LABEL_0"):  # the saved model has no class names
         call_command("evaluate", arguments)
 
 
@@ -238,7 +238,7 @@ def test_too_few_images_and_used_output_folders_are_refused(args: HfViTTrainingA
     with pytest.raises(ValueError, match="contains no training run to resume"):
         checkpoint_to_resume(args)
     (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
-    assert checkpoint_to_resume(args) is None  # the only checkpoint is incomplete
+    assert checkpoint_to_resume(args) is None  # no checkpoint is complete
     args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
     with pytest.raises(ValueError, match=r"Cannot resume from .*checkpoint-5: it has no SHA256SUMS"):
         checkpoint_to_resume(args)

@@ -113,7 +113,7 @@ def test_a_batch_is_overfitted(options: dict[str, Any]) -> None:
 
 
 def test_scores_are_those_of_their_formulas() -> None:
-    """Compare PSNR with its formula. The SSIM of equal images is 1, and NaN if the window exceeds the image."""
+    """Compare PSNR with its formula. SSIM is 1 for equal images, and NaN for images smaller than its window."""
     image = torch.rand(3, 16, 16)
     changed = (image + 0.1 * torch.randn_like(image)).clamp(0, 1)
     metric = ReconstructionMetric()
@@ -122,7 +122,7 @@ def test_scores_are_those_of_their_formulas() -> None:
     assert 0 < ssim < 1
     metric.update([(psnr, ssim), metric.record(ReconstructedImage(image[:, :8], changed[:, :8], []), None)])
     scores = metric.compute()
-    assert scores["ssim"] == ssim  # the small image has no SSIM
+    assert scores["ssim"] == ssim  # the image that is smaller than the window has no SSIM
     assert metric.record(ReconstructedImage(image, image, []), None)[1] == pytest.approx(1)
 
 
@@ -171,7 +171,7 @@ def test_a_training_reports_its_baseline_and_opens_without_the_package(workplace
     ours, baseline = map(float, re.search(r"\| psnr \(dB\) \| \**([\d.]+)\** \| \**([\d.]+)\** \|", card).groups())
     assert "PCA of patches, 8 numbers each" in card
     assert ours == pytest.approx(scores["psnr"], abs=1e-4)
-    assert ours == pytest.approx(baseline, abs=0.3)  # patches of noise have no common structure
+    assert ours == pytest.approx(baseline, abs=0.3)  # for patches of noise, PCA is the best linear autoencoder
     assert "| latents | 8 per patch of 48 numbers (6 times fewer)" in card
     assert (folder / "pictures" / "step-000030.png").exists()
     assert json.loads((folder / "config.json").read_text())["reconstruction_config"]["scaling_factor"] != 1

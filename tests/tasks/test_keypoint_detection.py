@@ -29,7 +29,7 @@ def test_the_naive_baseline_is_the_mean_pose_in_the_box() -> None:
     evaluator = KeypointEvaluator(HfViTImageProcessor(), KeypointMetric(POINTS))
     _, predict = evaluator.naive_baseline(targets)
     found = predict(target([100.0, 0.0, 200.0, 10.0], [[0.0, 0.0, 0.0]] * 3))
-    # The last keypoint is never labeled, so the baseline predicts the center of the box.
+    # The last keypoint is not labeled in any image, so the baseline predicts the center of the box.
     expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]
     torch.testing.assert_close(found["keypoints"], torch.tensor(expected).double())
     assert not evaluator.has_annotations(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
@@ -45,7 +45,7 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
     heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
     mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps
-    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # flipping swaps the left and the right foot
+    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # a flip swaps left and right foot
 
 
 def test_crops_flip_pairs_and_skeleton_are_those_of_the_options_and_the_data(figures: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         return make_trainer("keypoint_detection", figures, tmp_path / "out", *given).model
 
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
-    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # the dataset has different keypoints
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # the dataset has only 3 keypoints
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
@@ -84,7 +84,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
         (keypoints, {"norm": "instance"}, "instance"),
     ):
         assert open_model(folder, options).options.norm == norm
-    # A saved classifier has no keypoint head, so the type of normalization is the default.
+    # A saved classifier has no keypoint head, so the new head has the default type of normalization.
     assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
     kept = open_model(keypoints, {})
     assert kept.options.norm == "batch"

@@ -27,7 +27,7 @@ from ..helpers.options import call_command
 from ..helpers.references import assert_close
 
 
-# Keys have no bias, because its gradient is only rounding errors, which Adam would scale up.
+# Keys have no bias, because its gradient would consist of rounding errors, which Adam would scale up.
 CONFIG = {**encoder_shape(16, 2, 32), "patch_size": 4, "key_bias": False}
 SMALL = ["--preset", "tiny", "--image_size", "8", "--config_overrides", json.dumps(CONFIG), "--use_cpu"]
 SMALL += ["--choose_defaults", "false", "--disable_tqdm", "true", "--report_to", "none", "--eval_strategy", "no"]
@@ -111,7 +111,7 @@ def test_several_labels_are_learned(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # Evaluate on a table in the other format, label names or columns of 0 and 1, which also orders labels differently.
+    # Evaluate on a table in the other format (label names or columns of 0 and 1), which has another order of labels.
     again = evaluate(tables, "flags" if table == "names" else "names", output)
     assert again["mean_ap"] == pytest.approx(scores["mean_ap"], abs=0.1)
     call_command("predict", [str(output), str(tables / "3.png")])
@@ -136,7 +136,7 @@ def test_values_are_learned_from_their_mean(tables: Path, tmp_path: Path, capsys
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # the card states the baseline error
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # the model card contains the baseline error
     assert evaluate(tables, "value", output)["mae"] == pytest.approx(scores["mae"], abs=0.2)
     call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -218,7 +218,7 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
     classes = [number for number, count in enumerate(counts) for _ in range(count)]
     dataset = balanced()
     drawn = list(BalancedSampler(dataset))
-    # Repeated draws of an image use different augmentations, so no pair of image and augmentation occurs twice.
+    # If an image is drawn repeatedly, the augmentation differs, so no pair of image and augmentation occurs twice.
     assert len(set(drawn)) == len(drawn) == len(dataset)
     by_class, by_image = Counter(classes[image] for image, _ in drawn), Counter(image for image, _ in drawn)
     assert max(by_class.values()) - min(by_class.values()) <= 1

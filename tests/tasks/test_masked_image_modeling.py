@@ -57,7 +57,7 @@ def test_training_beats_the_untrained_baseline_in_the_card(
     pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000020.png", "pictures/step-000040.png"]
     assert len(pictures) == 4
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
-    # Run the code example in the model card that uses the package.
+    # Run the code example of the model card that imports hf_vit.
     Image.open(workplace / "colors" / "test" / "red" / "0.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -163,7 +163,7 @@ def test_no_image_is_its_own_neighbor(workplace: Path, tmp_path: Path, caplog: p
         caplog.clear()
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
     images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
-    # The setup reads only the first 12 images of the stream.
+    # Preparing the data reads only the first 12 images of the stream.
     assert (images.num_train, len(images.splits["train"])) == (8, 2)
 
 
@@ -188,7 +188,7 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     distributed.finish(job, tmp_path / "two")
     processes = [torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)]
     _, weights, scores = alone.pop("shards")
-    # A single process reads all shards, so its weights equal those of training on a stream.
+    # A single process reads all shards, so its weights equal those of training on the stream.
     assert torch.equal(weights, alone["stream"][1])
     shards = [process.pop("shards") for process in processes]
     assert torch.equal(shards[0][1], shards[1][1])
@@ -239,7 +239,7 @@ def test_data_are_named_without_private_folders(tmp_path: Path, monkeypatch: pyt
     assert UnlabeledArguments(dataset_name=str(photos)).sources == [str(photos)]
     assert UnlabeledArguments(dataset_name=f"{streets}, user/images").sources == [str(streets), "user/images"]
     assert describe(photos).name == "here, there"
-    # A dataset in a folder with a generic name, such as "images", is named after the parent folder as well.
+    # If a dataset folder has a generic name, such as "images", the dataset name also contains the parent folder.
     found = describe(rooms, streets / "images", tmp_path / "photos", "user/train")
     assert found.name == "rooms/train/images, streets/images, photos, user/train"
     assert found.identifier == "images, images, photos, user/train"

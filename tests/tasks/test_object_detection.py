@@ -48,7 +48,7 @@ def test_the_naive_baseline_is_the_average_place_of_each_class_without_crowds() 
 
 
 def test_batches_have_the_given_sizes_and_the_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
-    # The sizes are the multiples of the patch size (4) around the image size (24).
+    # Multiples of the patch size (4) close to the image size (24)
     several = [(20, 20), (24, 24), (28, 28)]
     for options, sizes in ([], None), (["--multi_scale", "true"], several):
         trainer = make_trainer("object_detection", objects, tmp_path, *options)
@@ -80,7 +80,7 @@ def test_validation_images_choose_the_threshold_and_no_others(objects: Path, tmp
         opened = HfViTForObjectDetection.from_pretrained(folder)
         assert opened.options.score_threshold == threshold
     validation, trainer.eval_dataset = trainer.eval_dataset, None
-    trainer.predict(validation)  # makes the validation split a test split
+    trainer.predict(validation)  # records that the validation split is used as a test split
     trainer.choose_threshold()
     assert trainer.model.options.score_threshold is None
 

@@ -70,7 +70,7 @@ def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
     weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
-    assert weights[2] == 1  # class 2 does not occur in the masks
+    assert weights[2] == 1  # no mask contains class 2
     assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
     given = {"segmentation_config": {"class_weights": [1, 2]}}
     with pytest.raises(ValueError, match="class_weights is given twice"):
@@ -200,7 +200,7 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    # A single image with a better score is too little evidence of an improvement.
+    # One image with a better score is too little evidence of an improvement.
     few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)

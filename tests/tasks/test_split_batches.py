@@ -11,8 +11,8 @@ from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
 
-# Universal segmentation is excluded, because its loss draws random points. Other tests cover the heads of all
-# remaining model classes, which are in `TRAINING_CASES`.
+# Universal segmentation is excluded, because its loss draws random points. For the heads of other model classes, tests
+# with `TRAINING_CASES` check the same property.
 @pytest.mark.parametrize(
     ("task", "options"),
     [

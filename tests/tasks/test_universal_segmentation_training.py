@@ -47,7 +47,7 @@ def test_thing_classes_are_required_and_written_to_the_card(scenes: Path, tmp_pa
 
 
 def perfect(target: dict) -> dict:
-    """Return the target in the format of predictions, for each kind of segmentation."""
+    """Return the predictions of a perfect model for each kind of segmentation."""
     masks, labels = target["masks"], target["class_labels"].tolist()
     ids = torch.full(masks.shape[1:], -1)
     for number, mask in enumerate(masks):

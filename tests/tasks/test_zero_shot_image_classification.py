@@ -84,7 +84,7 @@ def test_a_training_beats_chance_and_its_card_says_so(
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     check_upload(folder)
     assert (folder / "tokenizer.json").is_file()
-    # Run the code example in the model card that uses the package.
+    # Run the code example of the model card that imports hf_vit.
     Image.new("RGB", (20, 16), "red").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
@@ -207,7 +207,7 @@ def test_saved_models_towers_and_text_encoders_keep_their_weights(workplace: Pat
     assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
     assert trainer.model.options.loss == "softmax"
     batch = next(iter(trainer.get_train_dataloader()))
-    # Texts are truncated to the maximum length of the text tower, which is below that of the tokenizer.
+    # Texts are truncated to the maximum length of the text tower, which is smaller than that of the tokenizer.
     assert batch["input_ids"].shape[1] <= 12
     assert trainer.model(**batch).loss.isfinite()
 
@@ -219,7 +219,8 @@ def test_saved_models_towers_and_text_encoders_keep_their_weights(workplace: Pat
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])
-    assert trainer.model.text_options.effective_pooling == "last"  # the tokenizer has no [CLS] token
+    # "cls" is not possible, because the tokenizer has no [CLS] token.
+    assert trainer.model.text_options.effective_pooling == "last"
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 
@@ -229,7 +230,7 @@ def test_a_batch_has_an_image_once_and_the_loss_of_the_model(workplace: Path, tm
     assert "contrastive_head.text_projection.weight" in decays
     assert not [name for name in decays if "logit" in name]
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == 2  # 16 images have 44 captions, one per row
+    assert len(batches) == 2  # an epoch contains each of the 16 images once, although each has several captions
     for batch in batches:
         assert len(batch["pixel_values"].flatten(1).unique(dim=0)) == len(batch["input_ids"]) == 8
         outputs = trainer.model(**batch)

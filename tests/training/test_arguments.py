@@ -65,8 +65,8 @@ def test_processes_share_the_cores_of_their_job(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for cores, launchers, processes, expected in (
         (16, 16, 1, 16),
-        (16, 16, 4, 4),  # each process may use all cores
-        (4, 16, 4, 4),  # each process is bound to its own cores
+        (16, 16, 4, 4),  # all processes share 16 cores
+        (4, 16, 4, 4),  # each process has its own 4 cores
         (3, 3, 8, 1),
     ):
         bound = {True: set(range(launchers)), False: set(range(cores))}

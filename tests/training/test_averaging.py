@@ -131,7 +131,7 @@ def test_distillation_projection_is_not_averaged(tmp_path: Path) -> None:
     assert load_file(tmp_path / "ema" / "model.safetensors").keys() == model.state_dict().keys()
 
 
-# Output folder of the training runs, and the results of each process
+# Type of training results: the output folder, and the results of each process
 Runs = tuple[Path, list[dict[str, Any]]]
 
 

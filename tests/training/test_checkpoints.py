@@ -50,7 +50,7 @@ LAST_STEP = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the results of each killed and resumed run by name, and of an uninterrupted run named "whole"."""
+    """Return the results of all killed and resumed runs, and of an uninterrupted run named "whole"."""
     folder, processes = tmp_path_factory.mktemp("killed"), {}
     for name, (how, workers, _) in KILLED.items():
         processes[name] = distributed.start("train_and_die", folder / name, how, workers)
@@ -142,7 +142,7 @@ def test_fsdp_checkpoints_are_complete_and_resumable(kind: str, weights: str, fo
     assert find_resume_error(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
-    PartialState(cpu=True)  # the logger of accelerate requires a PartialState
+    PartialState(cpu=True)  # the logger of accelerate requires this object
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = small_model().double()
@@ -166,7 +166,7 @@ def test_fsdp_checkpoints_are_complete_and_resumable(kind: str, weights: str, fo
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Return a checkpoint saved by the Trainer."""
+    """Return the folder of a checkpoint saved by the Trainer."""
     digits_trainer(tmp_path, **LAST_STEP).train()
     return tmp_path / "checkpoint-2"
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there
 ) -> None:
     folder = checkpoint.parent
     assert last_checkpoint(folder) == str(checkpoint)
-    # Stop before the checksums of the checkpoint are written.
+    # Interrupt training before the checksums of the checkpoint are written.
     monkeypatch.setattr(HfViTTrainer, "_seal", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         digits_trainer(folder, **LAST_STEP).train()
@@ -215,7 +215,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(
     assert not proof.exists()
 
 
-# Output folder of the training runs, and the results of each process
+# Type of training results: the output folder, and the results of each process
 Runs = tuple[Path, list[dict[str, Any]]]
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
 
@@ -297,7 +297,7 @@ def test_worker_processes_end_with_their_trainer_and_a_late_signal_counts_after_
     began = time.monotonic()
     del trainer
     assert not any(worker.is_alive() for worker in workers)
-    assert time.monotonic() - began < 4  # a worker that hangs is terminated after 5 seconds
+    assert time.monotonic() - began < 4  # torch terminates a worker that does not end after 5 seconds
 
 
 def test_a_signal_in_the_last_step_leaves_its_checkpoint_and_nothing_to_train(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_two_processes_stop_at_one_step_for_a_signal_or_a_loss_of_one(two_proces
             assert_identical(result[f"stopped_{part}"], result[f"whole_{part}"])
         assert f"The loss is infinite or NaN after step {STOP_STEP + 1}" in result["spoiled"]
     assert last_checkpoint(folder / "spoiled") == str(folder / "spoiled" / f"checkpoint-{SAVE_STEPS}")
-    # The launcher received a stop signal during the run "long".
+    # During the run "long", the launcher received a stop signal.
     checkpoint = last_checkpoint(folder / "long")
     assert checkpoint is not None
     # Only one of the two processes prints the path of the last checkpoint.
@@ -422,7 +422,7 @@ def test_a_checkpoint_stays_until_the_next_is_whole(
     class Interrupted(HfViTTrainer):
         def _save_rng_state(self, output_dir: str) -> None:
             if self.state.global_step == 2:
-                # A truncated scheduler.pt raises no other error.
+                # A truncated scheduler.pt must not raise an error other than `error`.
                 truncate(Path(output_dir) / "scheduler.pt")
                 if error is KeyboardInterrupt:
                     raise error
@@ -447,7 +447,7 @@ def test_old_checkpoints_are_deleted_by_step_after_the_new_checksums(tmp_path: P
             super()._seal(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
-    # A damaged checkpoint must not be removed if its step number is higher.
+    # A damaged checkpoint with a higher step number must not be removed.
     (tmp_path / "checkpoint-9").mkdir()
     digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
     assert (seen[3], checkpoints()) == ({"2", "3", "4", "9"}, {"3", "4", "9"})
@@ -498,7 +498,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
-    """Run the training command, call `act` at the given step, and return the exit code or error message."""
+    """Run the training command and call `act` at the given step. Return the exit code or the error message."""
 
     class TaskWithAction(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:
@@ -536,7 +536,7 @@ def test_command_names_an_image_that_becomes_unreadable(
 
 
 def trainer_in(folder: Path, **options: Any) -> HfViTTrainer:
-    """Return a trainer with a learning rate of 0, so that the first evaluation is the best."""
+    """Return a trainer with a learning rate of 0, so that no evaluation is better than the first."""
     epochs = {"num_train_epochs": 9, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": None}
     return regularized_trainer(folder, 8, **{"learning_rate": 0.0, **epochs, **options})
 

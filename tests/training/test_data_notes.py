@@ -47,7 +47,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def change_masks(scenes: Path, to: dict[int, int], files: Iterable[str] = ("*/masks/*.png",)) -> None:
-    """Replace class numbers in the mask files, where `to` maps old to new numbers."""
+    """Replace class numbers in mask files. `to` maps old to new numbers."""
     table = np.arange(256, dtype=np.uint8)
     table[list(to)] = list(to.values())
     for pattern in files:
@@ -121,7 +121,7 @@ def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
 ) -> None:
     change_masks(scenes, {2: 0}, ["train/masks/*.png"])
     missing = "No training images have 'dog': a model cannot learn them. But validation has 'dog'."
-    if task == SEMANTIC:  # the code of the model card is the same for both tasks
+    if task == SEMANTIC:  # both tasks write this part of the model card with the same code
         train(task, scenes, scenes.parent / "out", *A_FEW_STEPS)
         assert "Never seen in training: 'dog'." in (scenes.parent / "out" / "README.md").read_text()
     else:
@@ -157,7 +157,7 @@ def test_note_states_the_share_of_targets_read_within_the_time_limit(
     assert re.fullmatch(r"Never seen in training \(among the 1 of 8 that were read\): '(cat|dog)'\.", note)
     assert "No training images (among the 1 of 8 that were read) have" in warnings[0]
     change_masks(scenes, {1: 255, 2: 255})
-    # A single mask is too little evidence to report a problem with all masks.
+    # No other problem is reported: a single mask is too little evidence.
     assert len(load(SEMANTIC, scenes).data_notes) == 1
 
 
@@ -175,7 +175,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
     task: str, tmp_path: Path, warnings: list[str]
 ) -> None:
     with changed(WRITERS[task](tmp_path / "data")) as content:
-        if task == "object_detection":  # keep crowd annotations, which training ignores
+        if task == "object_detection":  # crowd annotations are kept, because training ignores them
             entries, name, examples = content["annotations"], "leaf", "images"
             content["annotations"] = [entry for entry in entries if entry["category_id"] == 1 or entry["iscrowd"]]
         else:

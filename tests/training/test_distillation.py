@@ -210,7 +210,7 @@ def test_teachers_in_half_precision_and_as_wide_as_the_student_teach(
         assert loss.isfinite()
     classifier = HfViTForImageClassification(small_config(hidden_size=16))
     distillation = distillation_of(classifier, tmp_path, distillation_type="features")
-    assert distillation.projection is None  # student and teacher have the same width
+    assert distillation.projection is None  # no projection is needed if student and teacher have the same width
     assert loss_of(classifier.train(), distillation).isfinite()
 
 
@@ -238,7 +238,7 @@ def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> N
     distillation, plain = small_distillation("features", student.train()), student(**batch).loss
     with distillation.attached(student):
         loss = student(**batch).loss
-    # Compute the expected loss from the tokens of the encoder alone: the task head does not change them.
+    # The expected loss is computed from the tokens of the encoder alone, because the task head does not change them.
     images, mask = batch["pixel_values"], batch["patch_attention_mask"]
     theirs, parts = distillation.teacher.features(images), distillation.take_parts()
     if name in ("semantic", "keypoints"):
@@ -285,7 +285,7 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
     with distillation.attached(student), torch.no_grad():
         student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
         assert kept.pop()() is None
-        student.train()(pixel_values=images)  # without labels, no loss uses the stored tokens
+        student.train()(pixel_values=images)  # without labels, the student returns no loss
     assert kept.pop()() is None
 
 
@@ -355,7 +355,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: str, described
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # training has changed the bias, which is initialized to zeros
+    assert model.distillation_classifier.bias.any()  # before training, the bias was zero
     assert_identical(load_file("tutor/model.safetensors"), before)
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card
@@ -465,7 +465,7 @@ def test_a_saved_model_without_a_token_gets_a_fresh_one(
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[str, Any]]]:
-    """Return the results of each of two processes that train with a teacher."""
+    """Train with a teacher in two processes, and return the results of each process."""
     folder = tmp_path_factory.mktemp("two_processes")
     finish(start("compare_distillation", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -527,7 +527,7 @@ def test_training_explains_mistakes(
 
 
 def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
-    """Save the named teacher, whose outputs do not suit distillation. Unknown names are ignored."""
+    """Save the teacher `name`, whose outputs are not suitable for distillation. Unknown names are ignored."""
     folder, kinds = place / name, {"tutor": "ours", "headless": "ours", "headless_swin": "swin", "blind": "resnet"}
     if name in kinds:
         save_teacher(kinds[name], folder, NAMES)

@@ -1,4 +1,4 @@
-"""Test that splitting batches does not change losses, gradients and metrics; test the launch configurations."""
+"""Test that splitting batches does not change losses, gradients and metrics. Test the launch configurations."""
 
 import re
 from argparse import Namespace
@@ -37,16 +37,16 @@ from ..helpers.trainings import (
 )
 
 
-# Maximum differences, relative to the largest expected value
+# Maximum difference from the expected values per dtype, relative to the largest one
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
-# Contains one dictionary of results per process.
+# Type of results: one dictionary per process
 Results = list[dict[str, Any]]
 
 plain_backward = cache(backward_of_parts)
 
 
 def run_job(name: str, processes: int, request: pytest.FixtureRequest) -> tuple[Results, str]:
-    """Run a job with the cases of `test_gradients_are_those_of_one_batch`; return its results and output."""
+    """Run a job with the selected cases of `test_gradients_are_those_of_one_batch`. Return its results and output."""
     folder = request.getfixturevalue("tmp_path_factory").mktemp(name)
     parameters = [item.callspec.params for item in request.session.items if "processes" in item.fixturenames]
     cases = [f"{chosen['name']}={chosen['dtype']}" for chosen in parameters if chosen["processes"] == processes]
@@ -122,7 +122,7 @@ def test_unequal_batches_of_a_step_count_by_their_objects_and_images(
     ("part", "train"),
     [
         ("augmented", train_augmented),
-        ("regularized", train_regularized),  # trains on soft labels with repeated augmentation
+        ("regularized", train_regularized),  # trains with soft labels and repeated augmentation
         ("many_sizes", partial(train_augmented, trainer_class=trainings.AtManySizes)),
         ("adapter", trainings.train_adapter),
         # Two processes train on stored features. The single process trains on the images themselves.
@@ -180,8 +180,8 @@ def test_an_evaluation_is_of_all_images_at_once_even_if_training_drops_the_last_
     ],
 )
 def test_gradient(trainer: str, name: str, two_processes: Results, tmp_path: Path) -> None:
-    # Accumulated batches are normalized separately with batch norm, with a contrastive loss, and if the
-    # Trainer in transformers divides the loss by the number of objects or tokens in each batch.
+    # Accumulated batches give a different result with batch norm, with a contrastive loss, and if the Trainer in
+    # transformers divides each loss by the number of objects or tokens in its batch.
     case, half = TRAINING_CASES[name], GLOBAL_BATCH // 2
     is_split = not case.accumulates or case.model_class in (HfViTForObjectDetection, HfViTForImageTextToText)
     whole = plain_backward(name, GLOBAL_BATCH)
@@ -200,7 +200,8 @@ def test_gradient(trainer: str, name: str, two_processes: Results, tmp_path: Pat
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("name", [name for name, case in TRAINING_CASES.items() if case.model_class is not Comparing])
 def test_loss_of_evaluation_is_that_of_the_model(name: str, trainer: str, tmp_path: Path) -> None:
-    # The Trainer evaluates the loss of image-text pairs only if the collator sets `return_loss`.
+    # `Comparing` is excluded: evaluation computes the loss of image-text pairs only if the collator sets
+    # `return_loss`.
     found, alone = loss_of_evaluation(tmp_path, name, trainer)
     assert found == pytest.approx(alone, rel=TOLERANCES["float64"])
 
@@ -240,7 +241,7 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in prepare_multi_gpu_env(read("eight_gpus_fsdp")).items():
         if name.startswith(("FSDP_", "ACCELERATE_")):
             monkeypatch.setenv(name, value)
-    # The accelerator of the Trainer creates the FSDP plugin without arguments, too.
+    # The plugin is created without arguments, in the same way as by the Trainer.
     plugin, model = FullyShardedDataParallelPlugin(), HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)
     is_wrapped = partial(plugin.auto_wrap_policy, recurse=False, nonwrapped_numel=0)

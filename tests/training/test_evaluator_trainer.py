@@ -32,7 +32,7 @@ from ..helpers.distributed import finish, start
 from ..helpers.object_trainings import write_figures, write_objects
 
 
-OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # with this option, images are padded
+OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # with this option, the images of a batch are padded
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
         (target,) = batch["targets"]
         given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
         with torch.no_grad():
-            if isinstance(batch.get("labels"), list):  # convert detection losses to sums
+            if isinstance(batch.get("labels"), list):  # detection losses are normalized by the number of boxes
                 weights = model.count_items(batch["labels"]).tolist()
                 outputs = model(**given, num_items_in_batch=torch.ones(2))
                 classes = float(outputs.loss_dict["loss_ce"])
@@ -109,7 +109,7 @@ def test_two_processes_score_and_train_as_one(
 
 
 class WatchingEvaluator(SemanticEvaluator):
-    """Evaluator that counts the outputs kept in memory at each batch, and records the drawn images."""
+    """Evaluator that counts for each batch the outputs still in memory, and records which images are drawn."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

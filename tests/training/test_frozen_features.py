@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
-    """Return the trainer of a task, whose model has random weights. Detection models keep their initial weights."""
+    """Return the trainer of a task. Its model has random weights; detection models keep their initial weights."""
     seed_everything(0)
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # random weights would predict useless boxes
+    if task != "object_detection":  # with random weights, detection models would predict useless boxes
         draw_weights(trainer.model)
     return trainer
 
@@ -127,7 +127,7 @@ DROPOUT = {"hidden_dropout_prob": 0.1, "num_hidden_layers": 3}
 
 
 def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -> tuple[HfViTTrainer, list[str]]:
-    """Train a classifier of digits on stored features, and return the trainer and its reports."""
+    """Train a classifier of digits on stored features. Return the trainer and its reports."""
     seed_everything(0)
     config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
     trainer = HfViTTrainer(

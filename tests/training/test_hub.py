@@ -46,7 +46,7 @@ CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDE
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a saved classifier with all files of a training run."""
+    """Return the folder of a saved classifier with all files of a training run."""
     folder = tmp_path_factory.mktemp("saved") / "clothing"
     save(HfViTForImageClassification(small_config()), folder)
     (folder / "README.md").write_text(CARD)
@@ -68,7 +68,7 @@ def save(model: HfViTPreTrainedModel, folder: Path) -> None:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """Return a copy of the saved classifier."""
+    """Return a copy of the folder of the saved classifier."""
     return shutil.copytree(saved, tmp_path / "outputs" / "model")
 
 
@@ -91,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
-    """Return the expected uploads of a saved model by file name. The model card names the Hub repository."""
+    """Return the expected uploads of a saved model, keyed by file name. The model card names the Hub repository."""
     card = (folder / "README.md").read_text()
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
@@ -156,7 +156,7 @@ def test_script_publishes_every_listed_file_in_one_commit(published: tuple[Hub, 
     assert commit.files == uploaded(saved, "user/clothing")
     assert hub.private == {"user/clothing"}
     assert output.endswith(f"Uploading to user/clothing …\n{hub.endpoint}/user/clothing\n")
-    # The code in the uploaded model card loads the model from the Hub.
+    # The code example in the uploaded model card loads the model from the Hub.
     card = hub.find("user/clothing").files["README.md"].decode()
     assert card == CARD.replace('model="path/to/this/folder"', 'model="user/clothing"') != CARD
     assert (saved / "README.md").read_text() == CARD
@@ -222,7 +222,8 @@ def test_bad_folder_or_name_is_refused_before_anything_is_sent(
 def test_script_says_what_is_wrong_without_a_traceback(
     token: str | None, begins: str, contains: str, saved: Path, tmp_path: Path
 ) -> None:
-    if token:  # a token in an environment variable would slow down the start of the process
+    # The token is in a file, because a token in an environment variable would slow down the start of the process.
+    if token:
         (tmp_path / "hf_home").mkdir()
         (tmp_path / "hf_home" / "token").write_text(token)
     process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
@@ -314,7 +315,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure(*failure) for failure in failures
-        ]  # the client repeats an upload after a lost connection
+        ]  # the client repeats uploads if the connection is lost
         run_with_package(PUBLISH_INTERRUPTED, tmp_path / "work", str(saved), **hub.client)
     assert hub.failures == []
     _, commit = hub.commits
@@ -413,7 +414,7 @@ trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path]:
-    """Return the uploads of runs with each hub strategy, and their folders."""
+    """Return the mock Hub with the uploads of a training run per hub strategy, and the folder of these runs."""
     workdir = tmp_path_factory.mktemp("work")
     with serve(tmp_path_factory.mktemp("root")) as hub:
         run_with_package(TRAIN, workdir, CARD, **hub.client)
@@ -437,7 +438,7 @@ def test_training_pushes_its_arguments_as_json_and_only_what_it_has_written(trai
     for other in ("training_args.bin", ".env", "keys", "events"):
         assert not [path for path in written if other in path]
     assert not list(workdir.rglob("training_args.bin"))
-    assert len(list(workdir.glob("*/runs/events"))) == 4  # logs of TensorBoard are not uploaded
+    assert len(list(workdir.glob("*/runs/events"))) == 4  # TensorBoard logs are saved but not uploaded
     for strategy in ("end", "every_save", "checkpoint", "all_checkpoints"):
         files = hub.find(f"user/{strategy}").files
         assert json.loads(files["training_args.json"])["hub_strategy"] == strategy
@@ -469,7 +470,7 @@ def test_training_pushes_its_checkpoints_where_asked_and_their_pickles_run_no_co
         assert files[f"last-checkpoint/{path.name}"] == path.read_bytes()
     pickles = {Path(path).name for path in files if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert pickles == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # allow NumPy arrays in pickles, as the Trainer does
+    with safe_globals():  # allows NumPy arrays in pickles, like the Trainer
         for name in pickles:
             assert torch.load(io.BytesIO(files[f"last-checkpoint/{name}"]), weights_only=True)
 
@@ -549,7 +550,7 @@ for name, (kind, model_class, expected) in saved.items():
 """
 
 
-@pytest.mark.nightly  # `test_remote_code.py` opens models of all tasks, too
+@pytest.mark.nightly  # `test_remote_code.py` also loads models of all tasks
 def test_published_dense_models_open_in_stock_pipelines(tmp_path: Path) -> None:
     saved = {}
     for name, (model_class, kind, options) in DENSE.items():

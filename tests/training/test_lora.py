@@ -30,7 +30,7 @@ from ..helpers.references import assert_close, assert_identical
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of, model_and_batch
 
 
-# These test cases cover buffers, a decoder, a head without labels, and a model with two towers.
+# These cases cover models with buffers, with a decoder, with a head without labels, and with two towers.
 TASKS = (
     *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "queries"),
     *("mae", "simmim", "metric_depth", "sigmoid", "keypoints", "distillation_token"),
@@ -130,7 +130,7 @@ def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: p
     again.train(resume_from_checkpoint=str(without))
     assert "keys in the checkpoint" not in caplog.text
     assert_identical(again.model.state_dict(), whole.model.state_dict())
-    # Without its adapter files, the checkpoint looks like one of a training run without LoRA.
+    # Without its adapter files, the checkpoint looks like a checkpoint of a training run without LoRA.
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(base / "model.safetensors", without)
@@ -202,13 +202,14 @@ def test_add_adapter_errors_suggest_a_working_call(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
     with pytest.raises(ValueError, match=r"not found.* are attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"):
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
-    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the failed call has not changed the model
+    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the failed call must not have changed the model
     assert model.active_adapters() == ["default"]
 
 
 @pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
 def test_adapters_of_users_resume_and_are_merged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept any version of peft
+    # Disables the check of the peft version.
+    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
     case, base, whole = TRAINING_CASES["class_numbers"], tmp_path / "base", tmp_path / "whole"
     batch = case.make_batch(saved_base("class_numbers", base).config, 8)
 

@@ -36,7 +36,7 @@ def make_trainer(
     folder: Path, case: str = "class_numbers", trainer_class: type[Trainer] = HfViTTrainer, config: Any = None,
     **options: Any,
 ) -> Trainer:  # fmt: skip
-    """Return a trainer of a small model: by default, a classifier with dropout, trained for 4 steps of 8 images."""
+    """Return a trainer of a small model: by default, a classifier with dropout that trains for 4 steps of 8 images."""
     training_case = TRAINING_CASES[case]
     small = small_config(**{**training_case.overrides, **(config or {"hidden_dropout_prob": 0.1})})
     model, examples = build(training_case.model_class, small), examples_of(training_case.make_batch(small, 16))
@@ -110,7 +110,7 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    # The tolerance is large, because the reference computes in bfloat16. Each step has a size of 0.1.
+    # The tolerance is large, because the reference computes in bfloat16. Each optimizer step has a size of 0.1.
     torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)
 
 
@@ -156,7 +156,7 @@ def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any
 
 
 class StepRecorder(TrainerCallback):
-    """Record the trained weights y = 0.1 z + 0.9 x of a schedule-free optimizer and compute the averages x."""
+    """Record the weights y = 0.1 z + 0.9 x that a schedule-free optimizer trains, and compute the averages x."""
 
     def __init__(self) -> None:
         self.averages: dict[int, Tensor] = {}
@@ -187,7 +187,7 @@ def test_schedule_free_averages_are_saved_evaluated_and_kept_in_the_model(tmp_pa
 def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
     options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
-    # The learning rate is so high that the last model is not the best one.
+    # The learning rate is so high that the last evaluation is not the best one.
     trainer = make_trainer(tmp_path, **options, **{**SCHEDULE_FREE, "learning_rate": 1.0})
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
@@ -202,7 +202,7 @@ CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "cosine": ({}, [0, 1 / 2, *((1 + math.cos(math.pi * step / 8)) / 2 for step in range(8))]),
     "constant_with_warmup": ({}, [0, 1 / 2, *[1] * 8]),
     "constant": ({}, [1] * 10),
-    # The learning rate decays by a cosine in the last fifth of the steps.
+    # In the last fifth of the steps, the learning rate decays along a cosine.
     "warmup_stable_decay": ({}, [0, 1 / 2, *[1] * 7, 1 / 2]),
     "warmup_stable_decay in steps": (
         {"decay_steps": 4, "lr_scheduler_kwargs": {"decay_type": "linear"}},
@@ -247,7 +247,7 @@ KINDS = ("cosine", "linear", "polynomial", "inverse_sqrt", "warmup_stable_decay"
 
 
 def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
-    """Return the learning rate of each step. `lengths` maps a step to the number of steps planned from then on."""
+    """Return the learning rate of each step. `lengths` maps a step to the total number of steps planned then."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
@@ -311,7 +311,7 @@ WITHOUT_DECAY = re.compile(
     r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
     r"(token|word|token_type)_embeddings?\.weight$"
 )
-# Options of heads that do not use the last blocks, so these blocks do not contribute to the loss.
+# Options of heads that do not use the last encoder blocks, so that these blocks do not contribute to the loss.
 UNUSED: dict[str, list[dict[str, Any]]] = {
     "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
     "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
@@ -450,7 +450,7 @@ def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_frozen_model_trains_under_ddp() -> None:
-    """Test a frozen model with DDP, which fails at the second step if an expected gradient is missing."""
+    """Train a frozen model with DDP, which fails at the second step if an expected gradient is missing."""
     model = HfViTForImageClassification(small_config())
     freeze(model, ["model.encoder.layers.2"], trainable_blocks=2)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -46,7 +46,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Set the import time to 0, because a test session imports many more modules than a training run.
+    # The import time is set to 0, because a test session imports many more modules than a training run.
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
 
 
@@ -79,7 +79,7 @@ def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDe
     facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
     fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
     tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
-    # The encoder checkpoint determines these options.
+    # Options that are fixed if training starts from an encoder checkpoint
     encoders = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
     encoders |= {"position_embedding_type", "pooling", "initializer_range"}
     config = fresh.pop("config_overrides")
@@ -128,7 +128,7 @@ def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
 
 def test_the_width_of_classes_is_measured_without_what_is_ignored() -> None:
     mask = torch.zeros(40, 60)
-    mask[:, 20:24] = 1  # a strip 4 pixels wide
+    mask[:, 20:24] = 1  # a strip of class 1 that is 4 pixels wide
     mask[:10] = 255
     extents = measure_classes(mask)
     assert extents.keys() == {0, 1}
@@ -219,11 +219,12 @@ def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], exp
 def test_saved_models_are_planned_at_several_image_sizes() -> None:
     saved = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, patch_size=14)
     for changes, given, expected in (
-        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # images are smaller than larger sizes
+        # Larger sizes are excluded, because the images have a size of 400.
+        ({"native_size": 400}, {}, [112, 168, 224, 336]),
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
-        # At image sizes of 112 and 168, objects would be only 9 or 13 pixels large.
+        # At image sizes of 112 and 168, objects would have a size of only 9 and 13 pixels.
         ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),
         ({}, {"image_size": 256}, [None]),
         ({"image_size": None}, {}, [None]),
@@ -264,15 +265,15 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     assert choice.evaluations != 1
     enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
     assert choice.size in (enough or sizes[:1])
-    if minutes == 60 and step > 0.01:  # enough time to measure all image sizes
+    if minutes == 60 and step > 0.01:  # the time is enough to measure the speed of all image sizes
         assert choice.size == enough[-1]
 
 
 def test_features_are_stored_of_as_many_views_as_pay() -> None:
     for pace, most_bytes, views in (
-        # Computing the features of an augmented view takes 10 s, and training on them takes 6.25 s.
+        # Computing the features of all images for one augmented view takes 10 s, and training on them takes 6.25 s.
         (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),
-        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # views may use at most 40 % of the time budget
+        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # computing views may take at most 40 % of the time budget
         (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # training has too few epochs to use more views
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
         (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
@@ -314,7 +315,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     monkeypatch.setattr(plan, "LEAST_STEPS", 1)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # too late to change the number of steps
+    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the first check is too late to correct the number of steps
     start = ["--model_name_or_path", str(saved), "--minutes", "2", *given]
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
     report = train(command, TASKS["object-detection"])
@@ -395,7 +396,7 @@ def test_budget_run_writes_a_repeatable_recipe(photos: Path, tmp_path: Path, mon
         return Pace(step=60.0, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
-    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # long enough to correct the number of steps only once
+    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # the number of steps is corrected only once
     command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
     report = train(command)
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
@@ -410,7 +411,7 @@ def test_budget_run_writes_a_repeatable_recipe(photos: Path, tmp_path: Path, mon
     assert recipe["train_val_split"] == 0.0
     (change,) = recipe["length_changes"]
     length = int(change.partition(":")[2])
-    assert length == 2 * recipe["max_steps"]  # a real step is much faster than the simulated measurement
+    assert length == 2 * recipe["max_steps"]  # real steps are much faster than in the simulated measurement
     checkpoints = checkpoints_in(tmp_path / "out")
     assert list(checkpoints)[-1] == length
 
@@ -507,7 +508,7 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     if "no training image" not in said:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
-    else:  # the evaluation would use training images
+    else:  # without a held-out split, evaluation would use training images
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
 
@@ -529,7 +530,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, tmp_path: Pat
     assert (source.holds_out, source.train_val_split) == (True, 0.1)
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
-    # An evaluation that loads the recipe of this run selects identical splits.
+    # An evaluation that loads the recipe of the training run selects identical splits.
     label2id = {name: number for number, name in enumerate(loaded.names)}
     for split in (None, "validation"):
         name, evaluated = load_evaluation_targets(load, source, split, label2id, args)
@@ -607,7 +608,7 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     config.id2label = {0: "car", 1: "house"}
     save(HfViTForImageClassification(config), tmp_path / "classifier")
     assert "\nLinear probe: " in train(probe_command(dull_photos, tmp_path / "classifier", tmp_path / "out"))
-    # The second training run starts from a model with the same classes.
+    # There is no linear probe if training starts from a model with the same classes.
     assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):

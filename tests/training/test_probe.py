@@ -1,4 +1,4 @@
-"""Test the linear probe: its accuracy on left-out images, and class weights."""
+"""Test the linear probe: its leave-one-out accuracy, and class weights."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_the_accuracy_is_that_of_images_left_out_one_by_one() -> None:
     assert 0.5 < found.accuracy < 1
     predictions = (features @ found.weight.T + found.bias).argmax(dim=1)
     assert (predictions == classes).double().mean() > found.accuracy
-    # Classes without images are not predicted.
+    # The probe does not predict classes without images.
     found = fit_probe(features, classes, 5)
     logits = features @ found.weight.T + found.bias
     assert logits.shape == (40, 5)

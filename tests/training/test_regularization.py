@@ -82,7 +82,8 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
 @pytest.mark.parametrize(("mixup", "cutmix", "smoothing"), [(0.8, 0.0, 0.3), (0.0, 1.0, 0.0)])
 def test_labels_have_the_shares_of_the_images(mixup: float, cutmix: float, smoothing: float) -> None:
     images, labels = mixed(Mixing(3, mixup, cutmix, label_smoothing=smoothing), seed=3)
-    # Image 1 is mixed with image 0, whose pixels are all 0, so its mean is the mixing weight of image 1.
+    # Image 1, whose pixels are all 1, is mixed with image 0, whose pixels are all 0. The mean is thus the mixing
+    # weight.
     share = float(images[1].mean())
     assert 0.02 < share < 0.98
     rest = 1 - share
@@ -368,7 +369,7 @@ def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Pat
         projection = trainer.model.base_model.embeddings.patch_embeddings.projection
         states = projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
-        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # randomly initialized weights would give 0.02
+        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # with random weights, this value would be 0.02
     message = r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained"
     with pytest.raises(ValueError, match=message):
         make_task(tmp_path, tmp_path / "output", *whitening, "--model_name_or_path", "somewhere")
@@ -421,7 +422,7 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
 def test_image_sizes_have_equal_shares_or_are_drawn_by_seed_and_step() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
     heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
-    # Each of the three sizes lasts 8/3 steps.
+    # Each of the three sizes is used for 8/3 steps.
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]
 
     def sizes_of(seed: int, state: int) -> list[int]:
@@ -468,7 +469,7 @@ def test_a_training_grows_and_its_evaluations_see_the_size_of_the_model(tmp_path
 def test_a_training_resumes_between_sizes(trainer_class: type[HfViTTrainer], tmp_path: Path) -> None:
     whole = train_augmented(tmp_path, 8, trainer_class=trainer_class)
     assert len(whole["losses"]) == 15
-    assert AUGMENTED_SAVE_STEP * 3 % 15  # the checkpoint is in the middle of an image size
+    assert AUGMENTED_SAVE_STEP * 3 % 15  # the image size does not change right after the checkpoint
     checkpoint = str(tmp_path / f"checkpoint-{AUGMENTED_SAVE_STEP}")
     resumed = train_augmented(tmp_path, 8, checkpoint, trainer_class=trainer_class)
     for part in ("losses", "weights"):
@@ -497,7 +498,7 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
-    # Expected values are for images of 32 x 48 pixels and patches of 8 x 16 pixels.
+    # The expected values apply to images of 32 x 48 pixels and patches of 8 x 16 pixels.
     for options, sizes, described in (
         (
             {"progressive_sizes": [16, 24, 32]},

@@ -1,4 +1,4 @@
-"""Test recipes and resuming: the choice of a checkpoint, its conditions, and the protection of unrelated files."""
+"""Test recipes and resuming: choice of a checkpoint, its training conditions, and protection of unrelated files."""
 
 import json
 import os
@@ -48,13 +48,13 @@ MINE = {".git/HEAD": "ref", "log.txt": "lines", "runs/old/events": "events", "no
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevent a search for missing data on the Hub."""
+    """Disable the Hub, on which missing datasets would be searched for."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `photos` (8 for training, 2 for validation) and the `output` of 4 training steps.
+    """Return a folder with `photos` (8 for training, 2 for validation) and with the `output` of 4 training steps.
 
     The files in `MINE` were in the output folder before training started.
     """
@@ -95,7 +95,7 @@ def train(*options: str) -> None:
 
 
 def refusal(*options: str) -> str:
-    """Return the error message of a rejected training run, after checking that it changes no output file."""
+    """Return the error message of a rejected training run. Assert that no output file has changed."""
     before = contents(Path("output"))
     with pytest.raises(SystemExit) as stopped:
         train(*options)
@@ -196,7 +196,7 @@ def test_resuming_allows_moved_folders_and_irrelevant_changes(begun: Path, train
 def test_other_arguments_are_refused_before_images_are_read(options: list[str], expected: str, begun: Path) -> None:
     shutil.rmtree("photos")
     assert f"other conditions ({expected})" in refusal(*LAST, *options)
-    # The conditions are also checked for a checkpoint in another output folder.
+    # The training conditions of a checkpoint in another output folder are checked, too.
     elsewhere = ("--output_dir", "new", "--resume_from_checkpoint", "output/checkpoint-2")
     assert f"other conditions ({expected})" in refusal(*elsewhere, *options)
     assert not Path("new").exists()
@@ -308,7 +308,8 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
 def test_locks_of_crashes_are_ignored(process: str, tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    number = os.getpid() if process == "other" else ended.pid  # the process id now belongs to another process
+    # In the case "other", the id of the ended process is in use by another process.
+    number = os.getpid() if process == "other" else ended.pid
     lock, host = tmp_path / "training.lock", "another-host" if process == "silent" else socket.gethostname()
     lock.write_text(json.dumps({"host": host, "process": number, "started": 1.0}))
     if process == "silent":
@@ -331,7 +332,7 @@ def test_lock_file_is_touched_during_training(tmp_path: Path, monkeypatch: pytes
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    # SHA256SUMS begins with a checksum, so its first byte is changed.
+    # The first byte is changed, because SHA256SUMS begins with a checksum.
     content[0 if file.name == "SHA256SUMS" else len(content) // 2] ^= 1
     file.write_bytes(content)
 

@@ -121,7 +121,7 @@ def test_collator_makes_the_batch_that_the_model_takes_and_only_normalizes_tenso
         assert torch.equal(image, processor(images=example["image"], return_tensors="pt")["pixel_values"][0])
     with pytest.raises(ValueError, match=r"have no label, only image\. .* remove_unused_columns=False"):
         ImageClassificationCollator(processor)([{"image": Image.new("L", (40, 30))}])
-    # Tensors are not resized, because augmentation already has.
+    # Tensors are not resized, because augmentation has already resized them.
     processor = HfViTImageProcessor(num_channels=1, size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)
     image = torch.arange(28 * 28).remainder(256).to(torch.uint8).reshape(1, 28, 28)
     batch = ImageClassificationCollator(processor)([{"image": image, "label": 0}] * 2)
@@ -199,7 +199,7 @@ def test_model_card_contains_scores_data_and_hub_metadata(tmp_path: Path) -> Non
                 "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
             ],
         ),
-        (  # scores that differ by less than the displayed digits
+        (  # these scores differ by less than the last displayed digit
             {"accuracy": 0.100001, "loss": 2.0},
             {"accuracy": 0.100002, "loss": 2.0},
             ["0.1000 | 0.1000", "2.0000 | 2.0000"],
@@ -269,8 +269,8 @@ def test_trainers_override_two_private_methods_of_the_library() -> None:
     ours = [kind for kind in subclasses_of(Trainer) if kind.__module__.startswith("hf_vit.")]
     assert {HfViTTrainer, EvaluatorTrainer} <= {*ours}
     own = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
-    # transformers would upload a pickle during training. No public method or event runs between the last file of a
-    # checkpoint and the removal of older ones.
+    # Overridden private methods: transformers would upload a pickle during training, and it calls no public method or
+    # event between writing the last file of a checkpoint and removing older checkpoints.
     private = {"_push_from_checkpoint", "_save_checkpoint"}
     assert {name for kind in ours for name in own & vars(kind).keys()} == private
 
@@ -334,7 +334,7 @@ def test_the_work_of_a_trained_classifier_is_three_times_its_forward_pass(tmp_pa
     assert training_flops(trainer.plain_model, 32, 32) == 3 * forward_flops(trainer.model.config, 32, 32)
     trainer.model.classifier.requires_grad_(False)
     assert training_flops(trainer.plain_model, 32, 64) == 0
-    # The peak FLOP/s is known for these devices, and None for all others.
+    # `peak_flops` returns None for devices that are not in `PEAKS`.
     assert {name: peak_flops(f"NVIDIA {name}") for name in PEAKS} == {n: peak * 1e12 for n, peak in PEAKS.items()}
     assert peak_flops("Tesla T4") is None
 
@@ -386,7 +386,7 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
     assert sum(line["label"] == line["prediction"] for line in lines) == round(21 * accuracy)
     card = (tmp_path / "README.md").read_text()
     assert "| training images | a stream, each drawn among 20 |" in card
-    # The number of streamed training images is unknown.
+    # The number of training images is unknown for streams, so it is not reported.
     assert re.search(r"tars: \d for validation, 21 for test, in 3 classes", card)
 
 

@@ -1,4 +1,4 @@
-"""Test that maps of patches equal the attention of the model, PCA in scikit-learn, and plain loops."""
+"""Compare patch maps with the attention of the model, PCA in scikit-learn, and plain loops."""
 
 import math
 
@@ -41,7 +41,7 @@ PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [Fa
 
 
 def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-    """Convert a model to float64, with random weights that make attention uneven."""
+    """Convert a model to float64, and draw random weights that make its attention uneven."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -50,7 +50,7 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the attention values and attention outputs of each layer, both of shape (B, heads, L, d)."""
+    """Return the value vectors and the attention outputs of each layer, both of shape (B, heads, L, d)."""
     seen: list[list[Tensor]] = []
 
     for layer in model.base_model.encoder.layers:
@@ -150,7 +150,7 @@ def test_maps_and_rollout_show_what_one_patch_or_the_cls_token_attends_to() -> N
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Run a classifier with `nudges` added to its attention weights. Return the logits and the original weights."""
+    """Add `nudges` to the attention weights of a classifier. Return its logits and the original attention weights."""
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
@@ -216,7 +216,7 @@ def test_relevance_for_a_text_equals_that_for_the_gradient_of_the_similarity() -
         text = torch.nn.functional.normalize(torch.randn_like(embeds), dim=-1)
         (heat,) = gradient_rollout(model, image, text_embeds=text)
         length = embeds.norm()
-        direction = (text - (text @ embeds.T) * embeds / length**2) / length  # gradient of the cosine
+        direction = (text - (text @ embeds.T) * embeds / length**2) / length  # gradient of the cosine similarity
         classifier = HfViTForImageClassification(model.config).double().eval()
         classifier.model.load_state_dict(model.model.state_dict())
         classifier.classifier.weight[0] = (direction @ model.contrastive_head.image_projection.weight)[0]
@@ -228,8 +228,8 @@ def test_distances_of_attention_are_weighted_means_over_patches() -> None:
     weights = torch.zeros(2, 2, 7, 7).double()  # a CLS token and 2 x 3 patches of 4 x 8 pixels
     weights[0, 0] = torch.eye(7)
     weights[0, 1, 1:, 0], weights[0, 1, 1:, 1:] = 0.5, 0.5 / 6
-    weights[1, 0, range(1, 7), [4, 5, 6, 1, 2, 3]] = 1.0  # the patch in the other row
-    weights[1, 1, range(1, 7), [3, 3, 1, 6, 6, 4]] = 1.0  # a patch in the last or first column of the row
+    weights[1, 0, range(1, 7), [4, 5, 6, 1, 2, 3]] = 1.0  # each patch attends to the same column of the other row
+    weights[1, 1, range(1, 7), [3, 3, 1, 6, 6, 4]] = 1.0  # each patch attends to an outer patch of the same row
     found = attention_distances(Attention(weights, (2, 3), 1, weights[0, 0, 0]), (4, 8))
     centers = [(4 * row, 8 * column) for row in range(2) for column in range(3)]
     uniform = np.mean([math.dist(one, other) for one in centers for other in centers])
@@ -250,7 +250,7 @@ def test_receptive_fields_of_convolutions_are_those_that_gradients_show() -> Non
         inside = gradient[0, 0].nonzero().double()
         seen.append((inside - inside.mean(dim=0)).norm(dim=1).mean().item())
     assert convolution_distances(5, (64, 64)) == pytest.approx(seen)
-    # Later receptive fields are as large as the image.
+    # From the second layer on, receptive fields cover the whole image.
     whole = np.mean([math.hypot(y, x) for y in (-1.5, -0.5, 0.5, 1.5) for x in (-1, 0, 1)])
     assert convolution_distances(5, (4, 3))[1:] == [pytest.approx(whole)] * 4
 
@@ -265,7 +265,7 @@ def test_unsupported_models_and_inputs_raise() -> None:
     for wrong in ([5, 0], [0], [-1, 0]):
         with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
-    # A point (x, y) in pixels selects the patch that contains the point.
+    # `patch_at` returns the patch that contains the point (x, y), given in pixels.
     assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)

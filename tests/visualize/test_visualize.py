@@ -113,7 +113,7 @@ def test_segmentation_is_drawn_next_to_ground_truth_with_a_legend(tmp_path, monk
         assert all(holds(part, 0.7 * color) for color in seen)
         assert not holds(part, 0.7 * unseen)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
-    # A picture that is written to memory is rendered only once.
+    # A picture is rendered only once, even if it is written to memory.
     drawn, draw, file = [], Figure.draw, BytesIO()
     monkeypatch.setattr(Figure, "draw", lambda self, renderer: drawn.append(self) or draw(self, renderer))
     draw_segmentation([Image.new("RGB", (40, 30))], [np.zeros((30, 40), dtype=int)], None, ["sky"], file)
@@ -139,7 +139,7 @@ def test_pictures_have_no_more_rows_and_tiles_than_can_be_seen(tmp_path: Path) -
         blue = sum(number for page in pages for number, color in page.getcolors() if color == (0, 0, 255))
         assert blue == count * size[0] * size[1]
         assert all(max(page.size) <= MAX_SIDE for page in pages)
-    # Pictures that do not fit in one sheet of screen size are split into several sheets.
+    # If images do not fit in one sheet of screen size, they are distributed over several sheets.
     for size, count, pages in (((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)):
         colors = [(1 + number, 0, 0) for number in range(count)]
         sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
@@ -173,7 +173,7 @@ def test_segments_have_their_color_outline_class_and_score(tmp_path: Path) -> No
     for y, x in ((30, 29), (10, 40), (30, 32)):
         assert (picture[y, x] == 255).all()
     for y, x in ((30, 31), (5, 45), (0, 45)):
-        assert (picture[y, x] == 0).all()  # this pixel belongs to no object
+        assert (picture[y, x] == 0).all()  # no object covers this pixel
     # No outline is drawn along the border of the image.
     assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5
     # A segment is labeled with its class and score if there is enough space.
@@ -215,7 +215,7 @@ def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> Non
     assert written.count("share of the truth") == 2
     changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
     width = len(changed)
-    assert not changed[: width * 2 // 5].any()  # the image and the ground truth are unchanged
+    assert not changed[: width * 2 // 5].any()  # the panels of the image and the ground truth do not differ
     assert changed[width // 2 : width * 3 // 5].any()
     assert holds(pictures["right"][:, : width // 2], GRAY)
     assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # an error of zero is black
@@ -257,7 +257,7 @@ def test_reconstruction_shows_visible_patches_and_predicted_masked_patches(tmp_p
     for picture, expected in ((seen, (255, 255)), (left, (128, 255)), (filled, (64, 255))):
         found = [picture[middle, place] for place in (quarter, 3 * quarter)]
         np.testing.assert_allclose(found, [[level] * 3 for level in expected], atol=1)
-    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)  # the first of 4 channels is shown
+    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)  # only the first channel is shown
     draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
     draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "gray.png")
     assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "gray.png").read_bytes()

@@ -49,7 +49,8 @@ def test_selected_patch_is_marked(tmp_path: Path) -> None:
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", (0, 0))
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
     plain = read(tmp_path / "plain.png")
-    # The picture has two panels and a color bar, which is 0.28 times as wide as a panel. This pixel column is the gap.
+    # The picture has two panels and a color bar, which is 0.28 times as wide as a panel. `middle` is between the
+    # panels.
     middle = plain.shape[1] * 100 // 228
     inside = (plain[:, :middle] == 200).all(-1)
     top, *_, bottom = np.flatnonzero(inside.mean(1) > 0.5)
@@ -75,7 +76,7 @@ def test_maps_stand_in_rows_and_columns(tmp_path: Path) -> None:
     draw_attention(GRAY, maps, tmp_path / "attention.svg")
     written = texts(tmp_path / "attention.svg")
     assert sorted(written) == sorted(["1", "2", "3", "4", "head", "1", "2", "3", "4", "5", "layer"])
-    scaled = maps * np.arange(1, 5)[:, None, None]  # color scales of heads are independent
+    scaled = maps * np.arange(1, 5)[:, None, None]  # each head has its own color scale
     draw_attention(GRAY, maps, tmp_path / "attention.png")
     draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
@@ -134,7 +135,7 @@ def test_the_script_searches_a_whole_photo_for_a_class_or_from_a_point(workplace
     assert heat.shape == (6, 9)
     draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
-    # A point selects the patch for all other kinds.
+    # For all other kinds of maps, a point selects a patch.
     kinds, photos = ["--kinds", "attention", "rollout", "similarity", "patches"], "photos/a.png"
     written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photos)
     assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photos) == written
@@ -174,7 +175,7 @@ def test_a_text_adds_a_heatmap_for_each_word(workplace: Path, tmp_path: Path) ->
     model, processor = open_for_inspection(str(workplace / "words"))
     found = encode_words(model, str(workplace / "words"), "dog red dog")
     assert list(found) == ["dog", "red", "dog red dog"]
-    torch.testing.assert_close(found["dog"], -found["red"])  # what sets two words apart is opposite
+    torch.testing.assert_close(found["dog"], -found["red"])  # relative to their mean, two words are opposite
     inspection = Inspection(model, processor, Image.open(workplace / "photos" / "a.png"), text_features=found)
     PHOTO_DRAWINGS["words"](inspection, tmp_path / "words.svg")
     assert texts(tmp_path / "words.svg") == ["image", *found]
@@ -217,7 +218,7 @@ def test_visualize_opens_saved_and_published_models_with_their_class(workplace: 
         assert pixel_values.shape == (1, 3, 40, 64)
         (attention,) = record_attention(model, pixel_values)
         assert attention.grid == (5, 8)
-    # With `keep_aspect_ratio`, `size` applies to the side that is scaled less. Photos are not cropped.
+    # With `keep_aspect_ratio`, `size` applies to the side whose scale is closer to 1. Photos are not cropped.
     start = HfViTImageProcessor(size={"height": 32, "width": 32}, keep_aspect_ratio=True, ensure_multiple_of=8)
     whole = whole_image_processor(start, small_config(), keep_aspect_ratio=True)
     assert whole(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values.shape == (1, 3, 32, 48)

@@ -87,10 +87,10 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
         assert is_like(picture, *point, color)
     assert is_like(picture, 150, 200, PALETTE[2])
     assert is_like(picture, 200, 100, np.full(3, 200))
-    # The keypoint lies at the center of the corner pixel.
+    # The keypoint is drawn at the center of the corner pixel.
     tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
-    # Draw several objects in one image.
+    # Several objects can be drawn in one image.
     both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
     for shift in (0, 150):
         assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
@@ -114,8 +114,9 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     # The third keypoint is not labeled in the ground truth.
     for part in (truth, predicted):
         assert [has(Image.fromarray(part), color) for color in PALETTE] == [True, True, False]
-        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # rows below the title
-        assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the original image
+        # Columns with changed pixels below the title
+        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))
+        assert np.ptp(np.flatnonzero(found)) > 150  # in the original image, the line is 20 pixels long
     draw_poses([GRAY], [prediction], None, [], tmp_path / "alone.svg")
     assert texts(tmp_path / "alone.svg") == ["image", "prediction"]
     unsure = {**prediction, "scores": np.array([1.0, 0.2, 1.0])}

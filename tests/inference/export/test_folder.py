@@ -1,4 +1,4 @@
-"""Tests of the folders that exports write, and of the errors of exports."""
+"""Test the folders that exports write, and the errors of exports."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def run_script(folder: Path, workdir: Path, *inputs: list[str]) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a classifier with an image processor that crops."""
+    """Save a classifier, and an image processor that crops images."""
     torch.manual_seed(0)
     config = small_config(num_hidden_layers=1, id2label=dict(enumerate(LABELS)))
     model = hf_vit.HfViTForImageClassification(config)
@@ -70,7 +70,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export by the command, and write what libraries print to `printed.txt` next to the folder."""
+    """Export a model with the command. `printed.txt` next to the exported folder contains the output of libraries."""
     path = tmp_path_factory.mktemp("exported") / "onnx"
     kept = [os.dup(stream) for stream in (1, 2)]
     with pytest.MonkeyPatch.context() as patch, (path.parent / "printed.txt").open("w") as printed:
@@ -164,7 +164,7 @@ def test_the_folder_holds_what_running_takes_and_open_sizes_have_names(exported:
     assert f"torch {torch.__version__.partition('+')[0]}" in card
     rows = [line for line in card.splitlines() if line.endswith("e-07 |") or line.endswith("e-06 |")]
     assert len(rows) == 3
-    assert "path" not in card  # the card must not contain local paths
+    assert "path" not in card  # the model card must not contain local paths
     assert str(exported.parent.parent) not in card
 
 

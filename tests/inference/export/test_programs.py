@@ -1,4 +1,4 @@
-"""Exported programs of all heads, at batch and image sizes that were not traced."""
+"""Test exported programs of all heads at batch and image sizes for which the model was not traced."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +46,7 @@ BOXES = ("logits", "pred_boxes", "probabilities")
 PAIRS = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
 QUERIES = {"num_queries": 5, "decoder": "queries", "use_mid_position_embeddings": True}
 MASK_HEAD = {"head": "mask", "num_layers": 1}
-# All heads, with the options of the backbone that affect tracing.
+# All heads, with the backbone options that affect tracing.
 CASES = {
     "features": Case(hf_vit.HfViTModel, ("last_hidden_state", "pooler_output"), variant="siglip"),
     "depth": Case(hf_vit.HfViTForDepthEstimation, ("predicted_depth",)),
@@ -67,8 +67,8 @@ CASES = {
 }
 
 
-# By default, cases are exported to torch, and the case with several inputs to ONNX. `test_folder.py` exports
-# classification, segmentation and keypoints to ONNX.
+# By default, cases are exported to torch; only the case with several inputs is exported to ONNX. `test_folder.py`
+# exports classification, segmentation and keypoints to ONNX.
 TO_ONNX = ("zero_shot_image_classification",)
 TESTED_ELSEWHERE = ("classification", "keypoints")
 
@@ -104,7 +104,7 @@ def test_programs_equal_the_model(chosen: str, name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @needs_exporters
 def test_programs_of_openvino_equal_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # OpenVINO writes a file to the home directory.
+    # Replaces the home directory, in which OpenVINO writes a file.
     monkeypatch.setenv("HOME", str(tmp_path))
     model, chosen = build(CASES["semantic"]), FORMATS["openvino"]
     write_program(model, chosen, tmp_path / chosen.file)
@@ -159,10 +159,10 @@ def test_queries_are_compared_in_any_order_and_with_their_boxes() -> None:
     assert not torch.equal(found["logits"], expected["logits"])
     restored = in_order(found, expected)
     assert all(torch.equal(restored[name], value) for name, value in expected.items())
-    # If rounding assigns boxes to other queries, outputs differ even after sorting.
+    # `in_order` does not hide that boxes are assigned to the wrong queries.
     swapped = {**expected, "pred_boxes": expected["pred_boxes"].flip(1)}
     assert not torch.allclose(in_order(swapped, expected)["pred_boxes"], expected["pred_boxes"])
 
-    # NaN is not equal.
+    # A difference of NaN does not count as equal.
     equal = [Difference(1, 32, 32, "logits", largest).is_equal for largest in (1e-5, 2e-4, float("nan"))]
     assert equal == [True, False, False]
