@@ -87,9 +87,7 @@ def load_object_detection(
     if columns := load_columns(options):
         tables, classes = load_detection_columns(columns, options, bbox_format, class_names)
     elif bbox_format is not None:
-        raise ValueError(
-            f"bbox_format={bbox_format!r} applies to dataset columns only, not to {source}. Remove bbox_format."
-        )
+        raise ValueError(f"bbox_format={bbox_format!r} applies to dataset columns, not to {source}. Remove it.")
     elif found := first_format(options.path, BOX_FORMATS, class_names):
         tables, classes = found
     else:
