@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # Class names may contain characters that the locale lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")  # class names may contain characters outside the encoding
     if words[0] in ("-h", "--help"):
         say(help_page())
         return
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
             raise ValueError(f"There is no command {words[0]!r}.{question} Run hf-vit --help for a list of commands.")
         try:
             os.getcwd()
-        except FileNotFoundError:  # The import of transformers requires an existing working directory.
+        except FileNotFoundError:  # The import of transformers fails if the working directory does not exist.
             sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
         if words[0] in table()["groups"] and words[1:2] in ([], ["-h"], ["--help"]):
             say(table()["groups"][words[0]])
@@ -247,9 +247,9 @@ def load_page(name: str) -> Page:
 
 
 def merged(shared: bool = False) -> Page:
-    """Return a page of the evaluation command for all tasks.
+    """Return the help page of `hf-vit evaluate` for a model of unknown task.
 
-    It contains the options of every task or, with `shared`, only the options that all tasks have in common.
+    The page contains the options of all tasks or, with `shared`, only the options that all tasks have in common.
     """
     pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
     options = {name: option for page in pages for name, option in page["options"].items()}
@@ -302,7 +302,7 @@ def to_mapping(text: str) -> dict[str, Any]:
 
 
 def to_path(text: str) -> Path | str:
-    """Convert a word to a path. The placeholder of argparse for a missing argument is returned unchanged."""
+    """Convert a word to a path. `argparse.SUPPRESS`, which marks a missing argument, is returned unchanged."""
     return text if text is argparse.SUPPRESS else Path(text)
 
 
@@ -331,7 +331,7 @@ def to_size(text: str) -> int | tuple[int, int]:
 TYPES: dict[str, Callable[[str], Any]] = {
     **{"str": str, "int": int, "float": float, "path": to_path, "bool": to_bool, "pair": to_pair, "size": to_size},
     "mapping": to_mapping,
-    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # text is a file name
+    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # else a file name
 }
 
 

@@ -159,7 +159,7 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
                 "or folder."
             )
         if os.path.lexists(file) and not overwrite:
-            raise ValueError(f"{file} exists from an earlier run. Replace it with --overwrite, or choose another.")
+            raise ValueError(f"{file} exists from an earlier run. Replace it with --overwrite, or choose a new file.")
 
 
 def record_outputs(files: Iterable[Path]) -> None:

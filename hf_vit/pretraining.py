@@ -138,7 +138,7 @@ def run_or_resume(
         minutes: Training time.
         **given: Further options of this run.
     """
-    gc.collect()  # ends the data loader workers of the previous run before the timer of this run starts
+    gc.collect()  # ends data loader workers of the previous run, which would slow this run down
     resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
     return run(task, data, output_dir=folder / name, minutes=minutes, **given, **resumed)
 

@@ -1,4 +1,4 @@
-"""Start the command `hf-vit` without importing the package, which takes seconds.
+"""Start the command `hf-vit` without importing the package, because the import takes seconds.
 
 This file is installed next to the package, as `hf_vit_cli`.
 """

@@ -95,7 +95,7 @@ def given_options(**options: Any) -> dict[str, Any]:
 def read_convertible(source: str, revision: str, layout: str | None) -> Mapping[str, Any]:
     """Return the configuration of a model to convert (`layout` is None) or to export; empty for a file of weights.
 
-    Raises `ValueError` if the model to convert already is an hf_vit model, or the model to export is no hf_vit model.
+    Raises `ValueError` if the model to convert is already an hf_vit model, or the model to export is not one.
     """
     config = read_config(source, revision=revision)
     is_ours = config.get("model_type") == "hf_vit"
@@ -163,7 +163,7 @@ def convert_published(
         raise ValueError(
             "Outputs differ from those of the source, so nothing was written. Use --write_anyway to save the model."
         )
-    converted.weights.clear()  # Frees memory, because the model below loads the weights again.
+    converted.weights.clear()  # frees memory: from_pretrained loads the weights again
     names = ("architecture", "dataset_index", "norm_first", "dtype")
     options = {name: given[name] for name in names if name in given}
     changes = fields | {name: given[name] for name in ("task", "dataset_index", "dtype") if name in given}

@@ -77,7 +77,7 @@ def generate() -> str:
         keys = [key_of(option, options) for option in declared]
         groups = sorted(
             dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]),
-            key=lambda title: title == LIBRARY_GROUP,  # sorts the group of Trainer options to the end
+            key=lambda title: title == LIBRARY_GROUP,  # the group of Trainer options comes last
         )
         call = f"{function.__module__}:{function.__name__}"
         start = {"call": call, "recipe": False, "text": command_text(function), "words": words}
@@ -147,7 +147,7 @@ def tables(content: Mapping[str, Any]) -> str:
     for group in (*groups, LIBRARY_GROUP):
         options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
         names = list(dict.fromkeys(option["name"] for option in options.values()))
-        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # groups the rows of an option
+        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # by name
         rows = [table_row(options[key], tasks[key]) for key in keys]
         parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
     return "\n\n".join(parts) + "\n"
@@ -206,7 +206,7 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
     """Yield the options of evaluation for a task."""
     own = sorted(
         options_of_types((EvaluationArguments,), EVALUATION),
-        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # sorts Trainer options last
+        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # Trainer options come last
     )
     shared = options_of_types((task.fields()["options"],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
@@ -311,7 +311,7 @@ def kinds_of(annotation: Any) -> Option:
 
 
 def compact(content: Option) -> Option:
-    """Return a copy of an option as a JSON-compatible dict without empty values, except for the default."""
+    """Return a copy of an option as a JSON-compatible dict. Empty properties are omitted, except for the default."""
     known = {
         name: value
         for name, value in content.items()

@@ -36,7 +36,7 @@ def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:
 
 
 def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
-    """Evaluate a saved model on a dataset, on one or several processes, and write scores and figures.
+    """Evaluate a saved model on a dataset, with one or several processes, and write scores and figures.
 
     Usage: hf-vit evaluate MODEL DATA [options]
 

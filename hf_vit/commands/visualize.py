@@ -56,7 +56,7 @@ def open_for_inspection(
 
     Args:
         name_or_path: Folder, weights file, or name on the Hub of an hf_vit model or a published ViT.
-        image_size: Shorter side of the resized photos in pixels; None means that of the model.
+        image_size: Shorter side of the resized photos in pixels; None means the image size of the model.
 
     Returns:
         The model in evaluation mode with eager attention, and the processor. The processor keeps the aspect ratio of
@@ -112,7 +112,7 @@ class Inspection:
         return patches.patch_features(self.model, self.pixel_values)[0]
 
     def patch(self, grid: tuple[int, int], number: int = 0) -> patches.Patch | None:
-        """Return row and column of the patch that contains a point, or None if there are not so many points."""
+        """Return row and column of the patch that contains point `number`, or None if there are fewer points."""
         size = self.photo.height, self.photo.width
         return patches.patch_at(self.points[number], size, grid) if number < len(self.points) else None
 
@@ -153,7 +153,7 @@ def _draw_positions(one: Inspection, file: Path) -> None:
     grid = embeddings.check(one.pixel_values)
     table = embeddings.positions(grid)
     if table is None:
-        raise ValueError("The model adds no position embeddings to its tokens. Leave positions out of --kinds.")
+        raise ValueError("The model adds no position embeddings to its tokens. Remove positions from --kinds.")
     own = table[0, one.model.config.num_prefix_tokens :].detach().float().unflatten(0, grid)
     _draw_similarity_of(one, own, "similarity of positions", file)
 
@@ -239,7 +239,7 @@ def visualize(
         photos: Image files, and folders that are searched for images.
         output_dir: Folder for the pictures.
         kinds: Kinds of pictures to draw; by default all that the model supports.
-        image_size: Shorter side of the resized photos, in pixels; by default that of the model.
+        image_size: Shorter side of the resized photos, in pixels; by default the image size of the model.
         point: Position x,y in pixels of the photo. Attention and rollout are drawn for the patch at this position (by
             default for the pooled output, such as the CLS token), and similarity is computed to this patch (by default
             to the central patch). `patches` draws the attention between two points; by default between the first point

@@ -1,1 +1,1 @@
-"""Metrics that are updated image by image on any number of processes, and classification metrics of `evaluate`."""
+"""Metrics that are updated image by image in any number of processes, and classification metrics for `evaluate`."""

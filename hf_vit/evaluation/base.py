@@ -60,7 +60,7 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
         return None
     order = np.argsort(-values, kind="stable")
     values, hits = values[order], hits[order].cumsum()
-    last = np.flatnonzero(np.diff(values, append=-np.inf))  # Predictions of equal score are accepted together
+    last = np.flatnonzero(np.diff(values, append=-np.inf))  # equal scores are accepted together
     f1 = 2 * hits[last] / (last + 1 + num_truths)
     # Each threshold is chosen between the lowest accepted and the highest rejected score, clipped to [0, 1].
     ends = np.append(values[last[1:]], 0.0)
@@ -75,9 +75,9 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
 
 
 def number_between(low: float, high: float) -> float:
-    """Return the midpoint of two scores, rounded to as few digits as possible (at least 3).
+    """Return the midpoint of two scores, rounded to the fewest digits (at least 3) that separate the scores.
 
-    The rounded value lies strictly between both scores, even after conversion to float32.
+    The rounded value lies strictly between the two scores, even after conversion to float32.
     """
     for digits in range(3, 18):
         value = float(f"{(low + high) / 2:.{digits}g}")
@@ -222,7 +222,7 @@ class BaseEvaluator(ABC):
         """Compute reference data, such as features of training images, before `trainer` starts an evaluation."""
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Return the evaluation collator (a dataclass) with its options changed to those that `predict` needs."""
+        """Return a copy of the evaluation collator (a dataclass) with the options that `predict` requires."""
         return collator
 
     @abstractmethod

@@ -10,8 +10,8 @@ class CaptionMetric(StreamedMetric):
     """BLEU-4 of all generated captions, and their mean ROUGE-L, both in [0, 1], computed by torchmetrics.
 
     BLEU (https://aclanthology.org/P02-1040) compares each generated caption with all captions of its image, in lower
-    case and with the tokenizer "13a" of sacreBLEU. ROUGE-L (https://aclanthology.org/W04-1013) is the F1 for the most
-    similar caption of the image.
+    case and with the tokenizer "13a" of sacreBLEU. ROUGE-L (https://aclanthology.org/W04-1013) is the F1 of the
+    longest common subsequence of a generated caption and the most similar caption of its image.
     """
 
     score_names = ("bleu_4", "rouge_l")

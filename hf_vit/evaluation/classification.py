@@ -66,8 +66,8 @@ class MacroF1(_ClassMetric):
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Compute the scores of a single-label classifier. Usable as `compute_metrics` of the Trainer.
 
-    The returned `loss` is the exact mean over images and replaces the loss of the Trainer. The Trainer averages over
-    batches, and counts an image twice if it is duplicated to fill the last batch of a process.
+    The returned `loss` is the exact mean over images and replaces the loss of the Trainer. The Trainer averages the
+    loss over batches, and includes duplicates of images that fill the last batch of a process.
 
     Args:
         prediction: `predictions` (N, K) logits and `label_ids` (N,).

@@ -13,7 +13,7 @@ from .base import StreamedMetric, as_array, check_same_size
 
 # Evaluated image regions: top, bottom, left and right relative to height and width, as in common evaluation code.
 CROPS = {
-    "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2; excludes the invalid border of the Kinect
+    "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # for NYU Depth V2; the depth at the border is invalid
     "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
     "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),  # for the KITTI dataset
 }
@@ -109,7 +109,7 @@ class DepthMetric(StreamedMetric):
             centered, inverse_target = prediction - prediction.mean(), 1 / target
             variance = centered @ centered
             scale = centered @ inverse_target / variance if variance else 0.0
-            inverse = scale * centered + inverse_target.mean()  # Least-squares fit of 1 / target
+            inverse = scale * centered + inverse_target.mean()  # least-squares fit to 1 / target
             prediction = 1 / np.maximum(inverse, 1 / self.max_depth)
         return np.clip(prediction, self.min_depth, self.max_depth)
 

@@ -100,7 +100,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the row numbers of training and validation images. A tenth of each class is used for validation."""
+    """Return the row numbers of training and validation images. A tenth of each class is selected for validation."""
     names = [str(number) for number in range(int(classes.max()) + 1)]
     features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
     halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
@@ -109,7 +109,7 @@ def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
 
 def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
     """Train a linear classifier on `features` (M, D) with `classes` (M,). Return its predictions (B,) for `others`."""
-    from sklearn.linear_model import LogisticRegression  # Imported lazily: feature extraction does not need it
+    from sklearn.linear_model import LogisticRegression  # imported lazily: feature extraction does not use sklearn
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -209,8 +209,8 @@ def with_mean_recall(recalls: Sequence[float]) -> dict[str, float]:
 def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rank of the best right text for each image, and the rank of the right image for each text.
 
-    A rank is the number of wrong candidates that are at least as near as the right one. Wrong candidates with NaN in
-    their embedding are considered near.
+    A rank is the number of wrong candidates that are at least as near as the right one. This number includes all wrong
+    candidates with NaN in their embedding.
 
     Args:
         images: (N, E) normalized embeddings.

@@ -134,8 +134,8 @@ class KeypointMetric(CocoMetric):
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold of keypoints with the best F1.
 
-        A keypoint is correct if its error is at most `CLOSE` times the reference length. Returns None if accepting all
-        keypoints is about as good.
+        A keypoint is correct if its error is at most `CLOSE` times the reference length. Returns None if the F1 of
+        accepting all keypoints is nearly as good.
         """
         answers = [answer for record in self.records for answer in record["answers"]]
         count = sum(record["num_truths"] for record in self.records)

@@ -58,7 +58,7 @@ class MultiLabelMetric(LabelValueMetric):
 
     def table(self) -> pd.DataFrame:
         """Return `ap` and `f1` of each class."""
-        from sklearn.metrics import average_precision_score, f1_score  # Imported lazily: most runs do not need it
+        from sklearn.metrics import average_precision_score, f1_score  # imported lazily: most runs do not use sklearn
 
         logits, labels = self.tables()
         found = {}

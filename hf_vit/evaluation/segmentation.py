@@ -284,12 +284,12 @@ class UniversalMetric(StreamedMetric):
         return {name: scores[part][name] for part in self.parts for name in self._names_of(part)}
 
     def _names_of(self, part: str) -> tuple[str, ...]:
-        """Return the names of the reported scores of one metric: all, or only the first for semantic segmentation."""
+        """Return the names of the scores to report for a metric: for semantic segmentation the first one, else all."""
         names: tuple[str, ...] = self.parts[part].score_names
         return names[:1] if part == SEMANTIC else names
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Return the scores of each class, combined from all metrics that evaluate this class."""
+        """Return the scores of each class from all metrics that evaluate this class."""
         classes: dict[str, dict[str, float]] = {name: {} for name in self.names}
         for part in self.parts.values():
             for name, scores in part.per_class().items():
@@ -299,14 +299,14 @@ class UniversalMetric(StreamedMetric):
     def best_threshold(self) -> Threshold | None:
         """Return the candidate score threshold of segments with the best panoptic quality (PQ).
 
-        Returns the default of 0.5 if its PQ is about as good. If PQ is not computed, returns the best threshold for
-        instances.
+        Returns the default threshold 0.5 if its PQ is nearly as good. If PQ is not computed, returns the threshold
+        with the best F1 of instances.
         """
         if PANOPTIC not in self.parts:
             return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
         qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
         best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
-        if not qualities[best] > 0:  # Also returns None if the best quality is NaN
+        if not qualities[best] > 0:  # also true if the best quality is NaN
             return None
         best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
         return Threshold(best, qualities[best], measure="PQ")

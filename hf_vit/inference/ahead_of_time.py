@@ -77,11 +77,11 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
     try:
         _, errors = process.communicate(timeout=max(max_seconds, 0))
     except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"compilation exceeded max_seconds: {max_seconds:.0f} s were left") from error
+        raise CompilationError(f"compilation exceeded the remaining {max_seconds:.0f} s of max_seconds") from error
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # The process group includes the C++ compiler.
+                os.killpg(process.pid, signal.SIGKILL)  # also ends the C++ compiler
             process.communicate()
     if process.returncode or not os.path.exists(package):
         lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]

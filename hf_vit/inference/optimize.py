@@ -27,7 +27,7 @@ ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
 Run = Callable[[Tensor], Any]
 
 MIN_SPEEDUP = 1.05  # Minimum speedup for a variant to be kept.
-ROUNDS, MIN_SECONDS = 9, 0.1  # Rounds of each measurement; minimum time per variant and round.
+ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds per measurement, and minimum seconds per variant and round.
 # Largest accepted changes by int8: the fraction of predicted classes that change (classification and semantic
 # segmentation), and the relative root mean square change of the outputs (all other tasks)
 MAX_CHANGED_CLASSES, MAX_OUTPUT_CHANGE = 0.01, 0.05
@@ -122,7 +122,7 @@ class WeightWatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.check()
-        return type(self), (self.model,)  # Copied tensors have new version counters, so the copy reads them.
+        return type(self), (self.model,)  # Copied tensors have new version counters, so the copy records them again.
 
     def read(self) -> tuple[list[tuple[int, int]], Tensor]:
         """Returns the version and address of each tensor, and the current value of one element of each tensor."""
@@ -140,7 +140,7 @@ class WeightWatch:
 
 
 def largest_of(tensor: Tensor) -> Tensor:
-    """Returns a zero-dimensional view of the element of largest magnitude. Almost every update changes it."""
+    """Returns a zero-dimensional view of the largest element by magnitude, which almost every update changes."""
     return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 

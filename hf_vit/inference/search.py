@@ -38,8 +38,8 @@ def search_images(
 ) -> list[dict[str, Any]]:
     """Rank images by their similarity to a text.
 
-    The features of images are stored in the cache of datasets, by the content of each file and by the model. Only new
-    or changed images are encoded in later searches.
+    The features of images are stored in the cache folder of `datasets`. The key is the content of the image file and
+    the model, so later searches encode only new or changed images.
 
     Args:
         model: Folder of a saved image-text model, or name on the Hub, such as CLIP or SigLIP.
@@ -51,7 +51,7 @@ def search_images(
         overwrite: Replace the contact sheet of an earlier run.
 
     Returns:
-        A dictionary with `file` and `score`, the cosine similarity in [-1, 1], per image, most similar first.
+        For each image, most similar first, a dictionary with `file` and `score` (cosine similarity in [-1, 1]).
 
     Raises:
         OSError: if there is no such model or file.

@@ -83,7 +83,7 @@ def labels_of(config: Config) -> list[str]:
 
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with the most likely label, its score, and a caption below."""
+    """Return the image with the most likely label, the score of this label, and a caption below the image."""
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
@@ -248,7 +248,7 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
-    """Return the figure that `draw` writes for the given values and options, with a caption below."""
+    """Return the figure that `draw` writes for the given values and options, with a caption below the figure."""
     buffer = BytesIO()
     draw(*values, file=buffer, **options)
     with Image.open(buffer) as figure:

@@ -75,7 +75,7 @@ METADATA: dict[str, Any] = {
 
 
 def described(**metadata: Any) -> dict[str, Any]:
-    """Return the metadata of an option. Keys that are not given have their default in `METADATA`."""
+    """Return the metadata of an option. Keys that are not given have their default value from `METADATA`."""
     assert metadata.keys() <= METADATA.keys(), metadata
     return {**METADATA, **metadata}
 

@@ -152,8 +152,8 @@ def write_card(
         folder: Folder of the program.
         model: The exported model.
         source: Folder of the saved model, or its name on the Hub.
-        chosen: The format.
-        rows: Differences between program and model.
+        chosen: The export format.
+        rows: Differences between the outputs of program and model.
         missing: Reason why `run.py` was not written; None if it was.
         window_scale: Image processor option for sliding windows, which programs do not support; None if not set.
     """

@@ -25,7 +25,7 @@ SIZES = {
     "bool_masked_pos": ("batch", None),
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
-# Limits for formats that allocate memory ahead of time: batch size, and multiple of the native grid per side
+# Limits for formats that allocate memory ahead of time: batch size, and patch grid relative to the model's native grid
 MOST_IMAGES = 8
 MAX_GRID_RATIO = 2
 
@@ -175,7 +175,7 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
 
     Args:
         model: Model in evaluation mode, in float32 on the CPU.
-        chosen: The format.
+        chosen: The export format.
         file: File to write. Some formats write the weights to a second file in the same folder.
 
     Raises:

@@ -63,7 +63,7 @@ def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 def sampling(side: int, half: float, count: int) -> np.ndarray:
     """Returns bilinear interpolation weights (count, side) for `count` equidistant points along an image side.
 
-    The points are at most `half` pixels from the center of the side.
+    The points range from `half` pixels before to `half` pixels after the center of the side.
     """
     places = np.linspace(side / 2 - half, side / 2 + half, count)
     is_inside = (places >= -1e-3) & (places <= side - 1 + 1e-3)
@@ -72,7 +72,7 @@ def sampling(side: int, half: float, count: int) -> np.ndarray:
 
 
 def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
-    """Returns the best predictions for one image or, for other models, the shape and range of each output."""
+    """Returns the best predictions for one image or, if there are no classes, the shape and range of each output."""
     if CONFIG["architectures"][0].endswith("ImageClassification") and CONFIG.get("problem_type") != "regression":
         logits = outputs["logits"][0].astype(np.float64)
         several = CONFIG.get("problem_type") == "multi_label_classification"
