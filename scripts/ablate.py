@@ -106,7 +106,7 @@ def result_of(folder: Path, score: str) -> dict[str, float]:
 
 
 def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
-    """Return a Markdown table with the mean, range over seeds and difference from the first variant in each row."""
+    """Return a Markdown table with a row per variant: mean and range over seeds, and difference from the first."""
     means = {name: mean(run["score"] for run in runs) for name, runs in results.items()}
     first = next(iter(means.values()))
     lines = [f"| variant | {score} | seeds | difference | seconds | images/s | MFU |", "|---|---|---|---|---|---|---|"]

@@ -2,8 +2,8 @@
 
 Each case trains a tiny model of a task on synthetic images. The first run is undisturbed. The second run is killed
 (SIGKILL) at random times, also while it saves a checkpoint, and resumed with the same command. The first case has
-further runs. One simulates a full disk while a checkpoint is saved, by a limit on the file size (RLIMIT_FSIZE). Others
-flip or zero bytes in every file of the newest checkpoint. The final weights of all runs must equal those of the
+further runs. One simulates a full disk while a checkpoint is saved, by a limit on the file size (RLIMIT_FSIZE). Other
+runs flip or zero bytes in every file of the newest checkpoint. The final weights of all runs must equal those of the
 undisturbed run byte by byte. The script prints a Markdown table and exits with code 1 if weights differ or a
 checkpoint is lost. It runs on Linux and macOS.
 
@@ -249,7 +249,7 @@ def saved_steps(output: Path) -> list[int]:
 
 def newest_whole(output: Path) -> int:
     """Return the step of the newest complete checkpoint, or 0 if there is none."""
-    logging.disable(logging.WARNING)  # Each skipped checkpoint would log a warning.
+    logging.disable(logging.WARNING)  # Skipped checkpoints would log warnings.
     found = training.last_checkpoint(str(output))
     logging.disable(logging.NOTSET)
     return 0 if found is None else int(Path(found).name.rpartition("-")[2])

@@ -123,7 +123,7 @@ def main() -> None:
         evaluator=KeypointEvaluator(image_processor, metric, data.skeleton),
     )
     result = trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.choose_threshold()  # Uses the validation split; pipelines omit lower scores.
+    trainer.choose_threshold()  # on the validation split; pipelines omit keypoints of lower score
     trainer.save_model()
     trainer.save_state()
     trainer.log_metrics("train", result.metrics)

@@ -115,7 +115,7 @@ def main() -> None:
         evaluator=DetectionEvaluator(image_processor, DetectionMetric(data.names), model.options.num_queries),
     )
     result = trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.choose_threshold()  # Uses the validation split; pipelines omit lower scores.
+    trainer.choose_threshold()  # on the validation split; pipelines omit objects of lower score
     trainer.save_model()
     trainer.save_state()
     trainer.log_metrics("train", result.metrics)

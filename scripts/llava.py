@@ -10,7 +10,8 @@ IMAGE = 7  # placeholder token, replaced by the features of one patch
 vision = HfViTConfig.from_preset("mnist", num_channels=3, patch_size=7)
 text = LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=16)
-model = LlavaForConditionalGeneration(config)  # pretrained: model.model.vision_tower = HfViTModel.from_pretrained(...)
+# To use a pretrained encoder: model.model.vision_tower = HfViTModel.from_pretrained(...)
+model = LlavaForConditionalGeneration(config)
 images = torch.eye(3)[:, :, None, None].expand(-1, -1, 28, 28)  # a red, a green and a blue image
 colors = torch.tensor([[3], [4], [5]])
 prompt = torch.full((3, vision.num_patches), IMAGE)

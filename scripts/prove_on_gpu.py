@@ -202,7 +202,7 @@ def compare_training_runs(folder: Path, launched: Sequence[str]) -> str:
     """Return a line for the report if all training runs agree; raise `ValueError` otherwise."""
     expected = losses(folder / "plain")
     if "fsdp" in launched and not any((folder / "fsdp").glob("checkpoint-*/pytorch_model_fsdp*")):
-        raise ValueError(f"{folder / 'fsdp'} has no checkpoint of FSDP: the Trainer did not use FSDP.")
+        raise ValueError(f"{folder / 'fsdp'} has no FSDP checkpoint: the Trainer did not use FSDP.")
     for name in launched:
         found = losses(folder / name)
         error = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
@@ -229,7 +229,7 @@ def training_parts(args: argparse.Namespace) -> dict[str, Part]:
             file, own = (
                 ROOT / "scripts" / "recipes" / f"{name}.yaml",
                 folder / part / name,
-            )  # deleted before the part runs
+            )  # the folder is deleted before the part runs
             return [*TRAIN, task, str(file), *data, "--output_dir", str(own), *steps, *options]
 
         encoder = recipe("mae", "masked-image-modeling", "mae-cifar10")
@@ -238,14 +238,14 @@ def training_parts(args: argparse.Namespace) -> dict[str, Part]:
         parts["cifar10"] = Part("ViT-S/4 on CIFAR-10", [recipe("cifar10", CLASSES, "cifar10-gpu")], needs=needs)
         parts["mae"] = Part("MAE, then labels", [encoder, tuned], needs=needs)
         table = str(ROOT / "scripts" / "ablations" / "cifar10-regularization.yaml")
-        # The output is outside the folder of the part, which is deleted, so that the next call skips finished runs.
+        # The output folder is outside the folder of the part, which is deleted, so that finished runs can be skipped.
         ablation = [*SCRIPTS["ablate"], table, *data, "--output_dir", str(folder / "ablation")]
         parts["regularization"] = Part("Regularization", [ablation], needs=needs)
     for task in ("semantic_segmentation", "depth_estimation", "object_detection"):
         if data_folder := getattr(args, task):
             own = folder / task
             words = [task.replace("_", "-"), data_folder, "--output_dir", str(own)]
-            limit = steps or ["--minutes", "1.9"]  # The peer trains as long, at each of 3 learning rates.
+            limit = steps or ["--minutes", "1.9"]  # The peer trains 1.9 minutes for each of 3 rates.
             peer = ["learning", "--task", task, "--training", str(own)]
             commands = [[*TRAIN, *words, *limit], [*SCRIPTS["benchmark"], *peer]]
             parts[task] = Part(

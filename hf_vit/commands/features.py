@@ -40,7 +40,7 @@ def evaluate(
     """Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class.
 
     Args:
-        train: Folder of features with a split train, which contains the training and reference images.
+        train: Folder of features. The features of its split "train" are used for training and as references.
         test: Folder of the features to evaluate; by default the folder of the training images.
         output_dir: Folder for evaluation.json; by default the feature folder or, if two folders are given, a new
             subfolder of the second one.

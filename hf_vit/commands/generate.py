@@ -147,7 +147,8 @@ def tables(content: Mapping[str, Any]) -> str:
     for group in (*groups, LIBRARY_GROUP):
         options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
         names = list(dict.fromkeys(option["name"] for option in options.values()))
-        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # by name
+        # Options of equal name are placed next to each other.
+        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))
         rows = [table_row(options[key], tasks[key]) for key in keys]
         parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
     return "\n\n".join(parts) + "\n"

@@ -44,8 +44,8 @@ def search_images(
     Args:
         model: Folder of a saved image-text model, or name on the Hub, such as CLIP or SigLIP.
         inputs: Folder of images, image file, parquet file, tar file or table with images.
-        text: What to search for, such as "a dog on grass".
-        top_k: Number of images.
+        text: Text to search for, such as "a dog on grass".
+        top_k: Number of images to return.
         batch_size: Number of images per forward pass.
         picture: File for a contact sheet of the images found; further pages are named `name-2.png` and so on.
         overwrite: Replace the contact sheet of an earlier run.

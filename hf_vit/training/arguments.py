@@ -134,11 +134,11 @@ class TaskArguments(SourceArguments):
     )
     image_mean: list[float] | None = model_option(
         None,
-        "Mean of each color channel, for values from 0 to 1; by default 0.5, or that of the saved model.",
+        "Mean of each color channel, for values from 0 to 1; by default 0.5, or the value of the saved model.",
         NOT_NEGATIVE,
     )
     image_std: list[float] | None = model_option(
-        None, "Standard deviation of each color channel; by default 0.5, or that of the saved model.", POSITIVE
+        None, "Standard deviation of each color channel; by default 0.5, or the value of the saved model.", POSITIVE
     )
     config_overrides: dict[str, Any] | None = model_option(
         None, 'Fields of HfViTConfig to change, as JSON, such as \'{"patch_size": 8, "pooling": "mean"}\'.'
@@ -236,7 +236,7 @@ class ClassificationArguments(StreamArguments):
     )
     label_column_name: str | None = data_option(
         None,
-        "Column of the labels, if it is not detected. Give several columns of 0 and 1, or of numbers, as a,b,c.",
+        "Column of the labels, if it is not detected. Several columns of 0 and 1, or of numbers, are given as a,b,c.",
     )
     problem_type: ProblemType | None = data_option(
         None,
@@ -276,20 +276,20 @@ class ClassificationArguments(StreamArguments):
 
     mixup_alpha: float = regularization_option(
         0.0,
-        "MixUp: blend pairs of images with shares from beta(alpha, alpha) (DeiT: 0.8); 0 disables it.",
+        "MixUp: blend pairs of images with random weights from Beta(alpha, alpha) (DeiT: 0.8); 0 disables MixUp.",
         NOT_NEGATIVE,
         synonyms="mixup",
     )
     cutmix_alpha: float = regularization_option(
         0.0,
-        "CutMix: replace a rectangle of each image by that of another image, with shares from beta(alpha, alpha) "
-        "(DeiT: 1); 0 disables it.",
+        "CutMix: replace a rectangle of each image by that of another image, with random relative area from "
+        "Beta(alpha, alpha) (DeiT: 1); 0 disables CutMix.",
         NOT_NEGATIVE,
         synonyms="cutmix",
     )
-    mixing_probability: float = regularization_option(1.0, "Probability that a batch is mixed.", PROBABILITY)
+    mixing_probability: float = regularization_option(1.0, "Probability of MixUp or CutMix per batch.", PROBABILITY)
     mixing_off_share: float = regularization_option(
-        0.0, "Share of the training steps, at the end, without mixing; 0.1 for the last tenth.", PROBABILITY
+        0.0, "Share of steps at the end of training without MixUp and CutMix; 0.1 for the last tenth.", PROBABILITY
     )
     classification_loss: Literal["cross_entropy", "bce"] = regularization_option(
         "cross_entropy",
@@ -297,13 +297,13 @@ class ClassificationArguments(StreamArguments):
     )
     bce_target_threshold: float | None = regularization_option(
         None,
-        "Threshold of bce: soft labels above it become 1, all others 0. 0 sets all classes of a mixed image to 1.",
+        "Threshold of bce: soft labels above it become 1, all others 0. At 0, all classes of a mixed image are 1.",
         SHARE_LEFT_OUT,
     )
     probe_classifier: bool = model_option(
         False,
         "Initialize a new classifier on a saved model as a linear probe: ridge regression on the features of the "
-        "training images. Its final weights are interpolated with those of the probe.",
+        "training images. The final weights of the classifier are interpolated with those of the probe.",
     )
     token_drop_rate: float = regularization_option(
         0.0, "Share of patches that are dropped from each training image.", SHARE_LEFT_OUT

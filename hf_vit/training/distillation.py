@@ -331,11 +331,11 @@ class DistillationArguments(Options):
     )
     distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
         None,
-        "What to learn from the teacher: predicted classes (hard) or probabilities (soft), both with a distillation "
+        "Targets from the teacher: predicted classes (hard) or probabilities (soft), both with a distillation "
         "token and for image classification only; or features. By default hard for classifiers, else features.",
     )
     distillation_alpha: float | None = teacher_option(
-        None, f"Share of the teacher in the loss; {ALPHA} by default.", SHARE
+        None, f"Weight of the targets from the teacher in the loss; {ALPHA} by default.", SHARE
     )
     distillation_temperature: float | None = teacher_option(
         None,

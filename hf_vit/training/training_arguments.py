@@ -156,7 +156,7 @@ class HfViTTrainingArguments(TrainingArguments):
     progressive_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last one "
-        "must be that of image_size. Small images train several times as fast.",
+        "must equal that of image_size. Training steps with small images are several times as fast.",
         COUNT,
     )
     multi_scale_sizes: list[int] | None = sizes_option(

@@ -28,9 +28,9 @@ from .figures import (
 OUTLINES = 500  # Longer side of an image divided by the thickness of an outline.
 LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # Font size of labels in points, and width per letter in inches.
 MIN_LABELED = 0.04  # Minimum radius of a labeled segment, relative to the image.
-DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # Color maps; near is bright.
+DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # Near pixels are bright.
 ERROR_COLORS = "magma"
-MAX_ERROR = 0.5  # Upper end of the color range of errors, which are relative to the target.
+MAX_ERROR = 0.5  # Upper end of the color range of errors, relative to the target.
 
 
 def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarray, opacity: float = 0.7) -> np.ndarray:
@@ -160,7 +160,8 @@ def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
     """Write a label at the widest place of a segment (H, W), if there is room."""
     from scipy.ndimage import distance_transform_edt
 
-    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # Distance to the segment or image border
+    # Distance of each pixel to the border of the segment or image
+    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
     if distance.max() < MIN_LABELED * min(mask.shape):
         return
     y, x = np.unravel_index(distance.argmax(), mask.shape)

@@ -195,7 +195,7 @@ def draw_comparison(
 
 
 def add_legend(place: "Axes | Figure", **options: Any) -> None:
-    """Add a legend to a diagram or a figure; names such as "$5_$" are not read as formulas."""
+    """Add a legend to a diagram or a figure; names such as "$5_$" are not drawn as formulas."""
     legend = place.legend(frameon=False, fontsize=8, **options)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -264,7 +264,7 @@ def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.I
 
 def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:
     """Arrange pictures of any sizes in a grid on white, with a margin in pixels around each."""
-    columns = min(columns, len(tiles))  # The last page may have few tiles
+    columns = min(columns, len(tiles))  # the last page may have fewer tiles than columns
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     widths = [max(tile.width for tile in tiles[column::columns]) + margin for column in range(columns)]
     heights = [max(tile.height for tile in row) + margin for row in rows]

@@ -224,7 +224,7 @@ def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
 
     Source: figure 1 of https://arxiv.org/abs/2304.07193.
     """
-    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D), M patches in all
+    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) for M patches of all images
     if min(rows.shape) <= NUM_COLORS:
         raise ValueError(
             f"{len(rows)} patches with {rows.shape[1]} features are too few for {NUM_COLORS} principal components. "

@@ -120,7 +120,8 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
         log_history: Log entries of the Trainer, `trainer.state.log_history`.
         file: Output file; the suffix determines the format.
     """
-    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # Endings of entries that are not scores
+    # Endings of the names of log entries that are not scores
+    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )

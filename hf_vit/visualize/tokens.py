@@ -1,4 +1,4 @@
-"""How an image becomes tokens, how two patches attend to each other, and how far attention reaches.
+"""Figures of the tokens of an image, the attention between two patches, and the distances of attended patches.
 
 Shapes: h w patch grid, N = h·w patches, P prefix tokens, L = P + N.
 """
@@ -22,7 +22,7 @@ def attention_distances(recorded: Attention, patch_size: int | tuple[int, int]) 
     """Return the mean distance between a patch and the patches it attends to.
 
     Args:
-        recorded: Attention weights of one image. Attention to other tokens than patches is left out.
+        recorded: Attention weights of one image. Attention to non-patch tokens is ignored.
         patch_size: Height and width of a patch in pixels.
 
     Returns:
@@ -67,7 +67,7 @@ def convolution_distances(num_layers: int, image_size: tuple[int, int]) -> list[
 
 
 def most_attended(recorded: Attention, patch: Patch) -> Patch:
-    """Return the other patch to which a patch attends most in the last layer, averaged over heads."""
+    """Return the patch, other than `patch`, to which `patch` attends most in the last layer, averaged over heads."""
     heat = attention_maps(recorded, patch)[-1].mean(dim=0)
     heat[patch] = -1
     return divmod(int(heat.argmax()), recorded.grid[1])
@@ -76,7 +76,7 @@ def most_attended(recorded: Attention, patch: Patch) -> Patch:
 def draw_tokens(
     image: Picture, recorded: Attention, config: HfViTConfig, first: Patch, second: Patch, file: PictureFile
 ) -> None:
-    """Draw the patches of an image, its tokens, the attention between two patches, and the reach of attention.
+    """Draw the patches and tokens of an image, the attention between two patches, and the attention distances.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
@@ -128,7 +128,7 @@ def _draw_grid(panel: Axes, picture: np.ndarray, grid: tuple[int, int], marks: d
     panel.hlines(np.arange(1, rows) * height / rows - 0.5, -0.5, width - 0.5, color="white", linewidth=0.5)
     panel.vlines(np.arange(1, columns) * width / columns - 0.5, -0.5, height - 0.5, color="white", linewidth=0.5)
     for letter, patch in marks.items():
-        number_of(patch, grid)  # Raises an error if the patch does not exist
+        number_of(patch, grid)  # raises ValueError if the patch does not exist
         y, x = (patch[0] + 0.5) * height / rows, (patch[1] + 0.5) * width / columns
         panel.text(x, y, letter, color="white", ha="center", va="center", fontsize=9, bbox=MARK_BOX)
     panel.set_title(f"{rows} x {columns} patches")

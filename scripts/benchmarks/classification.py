@@ -87,7 +87,7 @@ def set_attention(model: nn.Module, attention: str) -> None:
     elif isinstance(model, VisionTransformer):
         for part in model.modules():
             if isinstance(part, Attention):
-                vars(part)["fused_attn"] = attention == "sdpa"  # timm has no method for this
+                vars(part)["fused_attn"] = attention == "sdpa"  # timm has no method that sets it
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:

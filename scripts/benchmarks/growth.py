@@ -100,7 +100,7 @@ def measure_memory(step: Callable[[], object], device: str) -> float | None:
         return float(torch.cuda.max_memory_allocated() - before)
     if sys.platform != "linux":
         return None
-    ctypes.CDLL(None).malloc_trim(0)  # Otherwise, reuse of freed memory would not be measured.
+    ctypes.CDLL(None).malloc_trim(0)  # returns freed memory, whose reuse would not be measured
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current memory
     before = peak_memory()
     step()

@@ -115,7 +115,7 @@ def compare_with_peer(
         args: Options of the measurement.
 
     Returns:
-        Task, name of the peer, images per second of both models, and their ratio. It is above 1 if "hf_vit" is faster.
+        Task, name of the peer, images per second of both models, and the ratio, above 1 if "hf_vit" is faster.
     """
     images = args.random_images().to(DTYPES[args.dtype])
 

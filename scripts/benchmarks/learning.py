@@ -78,7 +78,7 @@ class Peer(nn.Module):
 
     def __init__(self, ours: Any, peer: transformers.PreTrainedModel) -> None:
         super().__init__()
-        if peer._supports_sdpa:  # Other peers have a single implementation.
+        if peer._supports_sdpa:  # other peers have only one attention implementation
             peer.set_attn_implementation(ours.config._attn_implementation)
         self.config, self.peer = ours.config, peer
         self.options: Any = vars(ours).get("options")

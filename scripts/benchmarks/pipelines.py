@@ -1,7 +1,7 @@
 """Compare our image classification pipeline with the stock pipeline of transformers, in images per second.
 
 Both pipelines run the same model and image processor, from files to labels: the stock pipeline with several batch
-sizes, our pipeline with its defaults and with other numbers of threads. Reading (decoding and resizing) and the
+sizes, our pipeline with its defaults and with several numbers of threads. Reading (decoding and resizing) and the
 forward pass are also measured alone. If a CPU uses all cores for reading or for the forward pass, the upper bound of
 the speed is 1 / (1 / reading + 1 / forward). The last column is the measured speed divided by this bound.
 """

@@ -1,6 +1,6 @@
 """Compare an autoencoder with JPEG at an equal number of bytes per image.
 
-A latent takes one byte. The headers of JPEG files are not counted.
+Each latent value takes one byte. The headers of JPEG files are not counted.
 """
 
 import io
@@ -40,7 +40,7 @@ def jpeg_of(pixels: np.ndarray, most_bytes: float) -> np.ndarray:
         quality, stream = (low + high) // 2, io.BytesIO()
         Image.fromarray(pixels).save(stream, "JPEG", quality=max(1, quality), optimize=True)
         content = stream.getvalue()
-        fits = len(content) - content.index(b"\xff\xda") <= most_bytes  # file headers do not count
+        fits = len(content) - content.index(b"\xff\xda") <= most_bytes  # size without file headers
         if fits or quality <= 1:
             best = np.asarray(Image.open(stream))
         low, high = (quality + 1, high) if fits else (low, quality - 1)

@@ -65,7 +65,7 @@ class Server:
         self.thread.join()
 
     def __call__(self, image: Any) -> Any:
-        """Return the answer for one image. If the batch of the image fails, raise its error."""
+        """Return the answer for one image. If the batch of the image raises an error, raise the same error."""
         future = Future[Any]()
         self.requests.put((image, future))
         return future.result()
@@ -83,7 +83,7 @@ class Server:
             try:
                 for future, answered in zip(futures, self.answer(list(images)), strict=True):
                     future.set_result(answered)
-            except Exception as error:  # `__call__` raises it in each client.
+            except Exception as error:  # `__call__` raises the error in each waiting client.
                 for future in futures:
                     future.set_exception(error)
 

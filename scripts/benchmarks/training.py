@@ -6,8 +6,8 @@ model), the same data loader and the same number of steps. Time is measured from
 (0.3 s with the Trainer). A ratio above 1 means that `HfViTTrainer` is faster. With --options, such as --options
 '{"progressive_sizes": [48, 64, 96]}', the gain is the speed with these options relative to that without them.
 
-On a shared machine, compare the fastest rounds, because other load only slows a round down. With a tiny model, such as
---preset mnist --batch_size 2 --steps 500, the overhead of a step dominates.
+On a shared machine, compare the fastest rounds, because other load can only slow a round down. With a tiny model, such
+as --preset mnist --batch_size 2 --steps 500, the overhead of a step dominates.
 """
 
 import json

@@ -143,7 +143,7 @@ class DepthArguments(DenseArguments):
         None, "Set the units per meter, the range and the evaluated crop to those of a well-known dataset."
     )
     head: str | None = model_option(
-        None, "Head: dpt, conv or linear; by default dpt, or that of the saved model.", essential=True
+        None, "Head: dpt, conv or linear; by default dpt, or the head of the saved model.", essential=True
     )
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
         None, "Evaluated crop of the images, as usual for NYU (eigen) or KITTI (eigen_kitti, garg).", resume="free"

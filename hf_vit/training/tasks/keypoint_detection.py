@@ -129,13 +129,13 @@ class KeypointArguments(ObjectArguments):
         essential=True,
     )
     head: str | None = model_option(
-        None, "Head: classic or simple; by default classic, or that of the saved model.", essential=True
+        None, "Head: classic or simple; by default classic, or the head of the saved model.", essential=True
     )
     box_padding: float = augmentation_option(
         1.25, "Size of an object's crop relative to its box; ignored for whole images.", POSITIVE
     )
-    min_scale: float = augmentation_option(0.65, "Smallest scale of the object.", POSITIVE)
-    max_scale: float = augmentation_option(1.35, "Largest scale of the object.", POSITIVE)
+    min_scale: float = augmentation_option(0.65, "Smallest random scale of the object in the crop.", POSITIVE)
+    max_scale: float = augmentation_option(1.35, "Largest random scale of the object in the crop.", POSITIVE)
     max_rotation: float = augmentation_option(40.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
     max_shift: float = augmentation_option(0.1, "Maximum shift of the object, as a share of the crop.", SHARE_LEFT_OUT)
     horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)

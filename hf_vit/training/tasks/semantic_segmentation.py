@@ -201,7 +201,7 @@ class SemanticArguments(MaskArguments):
     task_options = ("head",)
 
     head: str | None = model_option(
-        None, "Head: conv, linear, mask or simple; by default conv, or that of the saved model.", essential=True
+        None, "Head: conv, linear, mask or simple; by default conv, or the head of the saved model.", essential=True
     )
     class_weights: str | None = class_weights_option()
     eval_window_size: int | None = evaluation_option(

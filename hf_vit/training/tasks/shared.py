@@ -138,7 +138,7 @@ class CaptionArguments(TaskArguments):
         "captions, or a Hub name."
     )
     caption_column_name: str | None = data_option(
-        None, "Column of a caption or a list of captions, if it is not detected."
+        None, "Column with a caption or a list of captions per image, if it is not detected."
     )
     min_crop_scale: float = augmentation_option(
         0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE

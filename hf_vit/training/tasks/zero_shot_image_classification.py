@@ -68,7 +68,7 @@ class ImageTextArguments(CaptionArguments):
         None, "Size of a new text tower, with the values of --preset; by default that of --preset, or small."
     )
     loss: str | None = model_option(
-        None, "Loss: sigmoid (SigLIP) or softmax (CLIP); by default sigmoid, or that of the saved model."
+        None, "Loss: sigmoid (SigLIP) or softmax (CLIP); by default sigmoid, or the loss of the saved model."
     )
     freeze_vision: bool = model_option(
         False, "Freeze the image tower of the saved model; only the text tower is trained (LiT)."
