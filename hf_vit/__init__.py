@@ -66,7 +66,7 @@ AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
 for auto_class, path in AUTO_MAP.items():
     if auto_class != "AutoConfig":
         getattr(transformers, auto_class).register(HfViTConfig, find_class(path), exist_ok=True)
-# The segmentation pipeline tries AutoModelForImageSegmentation first; config.json (`architectures`) selects the class.
+# The segmentation pipeline tries AutoModelForImageSegmentation first. config.json (`architectures`) names the class.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 # AutoProcessor finds HfViTProcessor by the class name in a checkpoint. The processor is registered for the text

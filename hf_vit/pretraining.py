@@ -155,8 +155,8 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
         raise ValueError(f"minutes={minutes} must {MINUTES}. A usual value is 60.")
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
-            f"{refused[0]} does not apply to all three training runs. Remove it: set model to the model to start from "
-            f"and config_overrides to its sizes, or call hf_vit.train for {method!r} and then for a task."
+            f"{refused[0]} does not apply to all three training runs. Remove it, and use model and config_overrides "
+            f"to choose the model; or call hf_vit.train for {method!r} and then for a task."
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(

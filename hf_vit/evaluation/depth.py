@@ -57,7 +57,7 @@ class DepthMetric(StreamedMetric):
             raise ValueError(f"alignment={alignment!r} is unknown. Choose None, median or scale_shift.")
         if alignment == "scale_shift" and max_depth is None:
             raise ValueError(
-                "alignment='scale_shift' needs max_depth, the depth at an inverse depth of 0: 10 indoors, 80 outdoors."
+                "alignment='scale_shift' needs max_depth, the depth for inverse depth 0: 10 m indoors, 80 m outdoors."
             )
         self.min_depth, self.max_depth = min_depth, math.inf if max_depth is None else max_depth
         if not 0 < self.min_depth < self.max_depth:

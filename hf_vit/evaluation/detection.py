@@ -243,9 +243,7 @@ class ClassMetric(CocoMetric):
         count = len(values[self.shape])
         columns = {"class_labels": labels, **values}
         if wrong := {name: len(column) for name, column in columns.items() if len(column) != count}:
-            raise ValueError(
-                f"The {what} has {count} {self.shape_noun}, but a different number of other values: {wrong}."
-            )
+            raise ValueError(f"The {what} has {count} {self.shape_noun}, but these values differ in number: {wrong}.")
         rows = zip(*values.values(), strict=True)
         return [
             {"category_id": label, **dict(zip(values, row, strict=True))}

@@ -14,7 +14,7 @@ LEAST_SIDE = 11  # Side of the SSIM window in pixels.
 
 @dataclass(frozen=True)
 class ReconstructedImage:
-    """An image and its reconstruction (C, H, W) in [0, 1], and pictures normalized like the model input."""
+    """An image and its reconstruction (C, H, W) in [0, 1], and pictures to draw, normalized like the model input."""
 
     image: Tensor
     reconstruction: Tensor

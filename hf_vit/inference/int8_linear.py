@@ -57,7 +57,7 @@ class Int8Linear(nn.Module):
         integers = (rows * self.inverse + self.zero_point).round().clamp(0, LEVELS).to(torch.uint8)
         # The compiler replaces this call by a constant, so the weights are packed only once.
         packed = torch.ops.onednn.qlinear_prepack(self.weight, list(rows.shape))
-        post_operation = ("none", [0.0], "")  # torch.export cannot save an empty list, so 0.0 is a dummy.
+        post_operation = ("none", [0.0], "")  # 0.0 is unused: torch.export cannot save an empty list
         inputs_and_weights = (integers, self.scale, self.zero_point, packed, self.weight_scale, self.zeros, self.bias)
         outputs = torch.ops.onednn.qlinear_pointwise(*inputs_and_weights, 1.0, 0, self.dtype, *post_operation)
         return outputs.unflatten(0, inputs.shape[:-1])
@@ -73,7 +73,7 @@ def quantize_blocks(model: nn.Module, run: Callable[[], Any]) -> None:
     found = {
         f"{name}.{inner}": layer
         for name, block in model.named_modules()
-        if type(block).__name__ == "HfViTLayer"  # Compares names because remote code has a copy of the class.
+        if type(block).__name__ == "HfViTLayer"  # by name, because remote code has a copy of the class
         for inner, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     }

@@ -17,7 +17,7 @@ from .names import ANSWERS, unknown_option
 
 # Pairs of options in which the first value must not be larger than the second
 PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
-PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values to convert
+PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values that can be converted
 EXPECTED = {
     **{bool: "true or false", int: "a whole number", float: "a number", str: "text", Names: "a list of names"},
     dict: "a mapping, or its JSON: '{\"name\": 1}'",

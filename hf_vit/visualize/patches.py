@@ -124,7 +124,7 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
 
 
 def draw_heats(image: Picture, heat: Mapping[str, Array], file: PictureFile) -> None:
-    """Draw an image, and a copy of it under each of several heatmaps of its patches, with a title each.
+    """Draw an image, followed by several heatmaps of its patches, each over the image and with a title.
 
     Args:
         image: See `overlay_heat`.

@@ -122,7 +122,7 @@ class NamedInput(nn.Module):
 
 
 def product_step(config: HfViTConfig, batch_size: int) -> Callable[[], object]:
-    """Return a function that computes the matrix products of all blocks with packed weights, in the shape of fc1."""
+    """Return a function that computes matrix products (of the shape of fc1) as costly as those of all blocks."""
     num_tokens, width = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1], config.hidden_size
     rows = torch.randn(batch_size * num_tokens, width, dtype=torch.bfloat16)
     weight = torch.randn(4 * width, width, dtype=torch.bfloat16)
@@ -131,7 +131,7 @@ def product_step(config: HfViTConfig, batch_size: int) -> Callable[[], object]:
     def step() -> None:
         for _ in range(
             3 * config.num_hidden_layers
-        ):  # per block: 1 for query, key, value and projection, 2 for the MLP
+        ):  # products per block: 1 for query, key, value and projection, 2 for the MLP
             torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
     return step
