@@ -146,7 +146,7 @@ def run_or_resume(
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any], without_model: list[str]) -> None:
     """Raise `ValueError` for invalid arguments, and for options that do not apply to all three training runs."""
     if without_model:
-        raise ValueError(f"{without_model[0]} adapts a trained model, but none is given. Set model to start from it.")
+        raise ValueError(f"{without_model[0]} adapts a trained model, but none is given. Set model to a trained one.")
     if method not in METHODS:
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:

@@ -47,13 +47,13 @@ class ScriptArguments:
         default=448, metadata={"help": "Height and width in pixels, a multiple of the patch size."}
     )
     depth_scale: float | None = field(
-        default=None, metadata={"help": "Units per meter of the depth maps, if it is not the default: 256 for KITTI."}
+        default=None, metadata={"help": "Units per meter of the depth maps, if not the default; 256 for KITTI."}
     )
     max_depth: float | None = field(
         default=None,
         metadata={
             "help": "Largest depth in meters that is trained and evaluated: 10 for rooms, 80 for streets. By "
-            "default that of the model, which is 10 for a new head."
+            "default the limit of the model, which is 10 for a new head."
         },
     )
     train_val_split: float = field(

@@ -47,7 +47,7 @@ class ScriptArguments:
     image_size: int = field(default=224, metadata={"help": "Side of crops in pixels, a multiple of the patch size."})
     whole_image: bool = field(
         default=False,
-        metadata={"help": "Use whole images instead of boxes: for images of one object that fills them."},
+        metadata={"help": "Use whole images instead of boxes, for images that show a single object."},
     )
     train_val_split: float = field(
         default=0.1, metadata={"help": "Share of the training images to hold out if there is no validation split."}

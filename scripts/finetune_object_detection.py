@@ -48,7 +48,8 @@ class ScriptArguments:
         default=560, metadata={"help": "Height and width in pixels, a multiple of the patch size."}
     )
     box_errors: Literal["raise", "clip", "drop"] = field(
-        default="raise", metadata={"help": "Whether boxes outside of their image are errors, are clipped or dropped."}
+        default="raise",
+        metadata={"help": "Whether boxes that exceed their image are errors, or are clipped or dropped."},
     )
     train_val_split: float = field(
         default=0.1, metadata={"help": "Share of the training images to hold out if there is no validation split."}

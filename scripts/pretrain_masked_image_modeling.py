@@ -44,7 +44,7 @@ class ScriptArguments:
     image_size: int = field(
         default=224, metadata={"help": "Height and width in pixels, a multiple of the patch size."}
     )
-    mask_ratio: float = field(default=0.75, metadata={"help": "Share of the patches that is masked."})
+    mask_ratio: float = field(default=0.75, metadata={"help": "Share of masked patches."})
     train_val_split: float = field(
         default=0.05, metadata={"help": "Share of the training images to hold out if there is no validation split."}
     )

@@ -173,7 +173,7 @@ def _draw_patches(one: Inspection, file: Path) -> None:
 
 def _draw_words(one: Inspection, file: Path) -> None:
     if not one.text_features:
-        raise ValueError('words is drawn for a text. Give one, such as --text "a dog on grass".')
+        raise ValueError('The kind words requires a text, such as --text "a dog on grass".')
     embeds = torch.stack(list(one.text_features.values()))  # (W, E)
     images = one.pixel_values.expand(len(embeds), -1, -1, -1)
     heat = attention.gradient_rollout(one.model, images, text_embeds=embeds)

@@ -108,7 +108,7 @@ def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
-    """Train a linear classifier on `features` (M, D) with `classes` (M,). Return its predictions (B,) for `others`."""
+    """Train a linear classifier on `features` (M, D) with `classes` (M,). Return the classes (B,) of `others`."""
     from sklearn.linear_model import LogisticRegression  # imported lazily: feature extraction does not use sklearn
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

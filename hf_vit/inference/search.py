@@ -121,7 +121,7 @@ def index_images(
         part.replace(file)
     found = [(source, name) for source, name in contents if name not in broken]
     if not found:
-        raise ValueError("None of the images can be read.")
+        raise ValueError("None of the images can be read. The warnings name the reason for each file.")
     return [source for source, _ in found], torch.from_numpy(np.stack([known[name] for _, name in found])).double()
 
 

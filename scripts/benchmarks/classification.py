@@ -39,7 +39,7 @@ class Arguments(StepArguments):
 
     presets: list[str] = field(default_factory=lambda: ["base"], metadata={"help": "tiny, small, base, large, huge"})
     patch_size: int | None = field(
-        default=None, metadata={"help": "height and width in pixels; by default that of the preset"}
+        default=None, metadata={"help": "height and width in pixels; by default the size of the preset"}
     )
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
     dtypes: list[str] = field(

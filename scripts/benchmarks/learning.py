@@ -54,11 +54,11 @@ class Arguments(OutputArguments):
     task: str = field(default="image_classification", metadata={"help": "task of the training run, with underscores"})
     training: str = field(default="", metadata={"help": "output folder of our training run, with recipe.yaml"})
     seconds: float | None = field(
-        default=None, metadata={"help": "training time of the peer; by default that of our run"}
+        default=None, metadata={"help": "training time of the peer; by default the time of our run"}
     )
     steps: int | None = field(
         default=None,
-        metadata={"help": "training steps of the peer instead of a time, for a busy machine"},
+        metadata={"help": "number of training steps of the peer, instead of a time; for busy machines"},
     )
     learning_rates: list[float] = field(
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "learning rates to try with the first seed"}

@@ -65,7 +65,7 @@ class Server:
         self.thread.join()
 
     def __call__(self, image: Any) -> Any:
-        """Return the answer for one image. If the batch of the image raises an error, raise the same error."""
+        """Return the answer for one image. Raise the error of `answer` if it fails for the batch of the image."""
         future = Future[Any]()
         self.requests.put((image, future))
         return future.result()

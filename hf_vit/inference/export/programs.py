@@ -141,7 +141,7 @@ def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[in
     height, width = (patch * side for patch, side in zip(to_pair(model.config.patch_size), sides, strict=True))
     sizes: dict[str, dict[int, Any]] = {"pixel_values": {0: batch, 2: height, 3: width}}
     if isinstance(model, HfViTForMaskedImageModeling):
-        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # A `Dim` cannot be a product of two others.
+        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # A `Dim` cannot be a product of two `Dim`s.
     if isinstance(model, HfViTForZeroShotImageClassification):
         longest = text_limits(model)[1]
         texts = {0: Dim("texts", min=1, max=bounds.batch), 1: Dim("tokens", min=1, max=longest)}
