@@ -77,7 +77,7 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
     try:
         _, errors = process.communicate(timeout=max(max_seconds, 0))
     except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"compilation exceeded the remaining {max_seconds:.0f} s of max_seconds") from error
+        raise CompilationError(f"compilation exceeded max_seconds, of which {max_seconds:.0f} s were left") from error
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):
