@@ -276,7 +276,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
-    except (ValueError, AttributeError):  # The evaluation reports an invalid config.json later.
+    except (ValueError, AttributeError):  # An invalid config.json is reported later, by the evaluation.
         return ""
     saved = str(names[0])
     return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")

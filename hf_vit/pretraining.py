@@ -26,7 +26,7 @@ LABELED_TASKS = tuple(name for name, task in TASKS.items() if not issubclass(tas
 PRETRAINING_SHARE = 0.6  # fraction of the time for pretraining; baseline and fine-tuning share the rest equally
 GEOMETRY = ("image_size", "patch_size")  # configuration fields that the tuned model copies from the baseline
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # options that do not apply to all three training runs
-PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # options for pretraining
+PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # apply to pretraining only
 CHANCE = 2.0  # number of standard errors; smaller differences between two models may be due to chance
 DEFAULT_TASK = "image-classification"
 

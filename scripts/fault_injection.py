@@ -326,7 +326,7 @@ def kill(bench: Bench, kills: int) -> Row:
         row.saving += newest_whole(output) < steps[-1]
         # Only the newest checkpoint may be incomplete: it is started when all others are complete.
         row.lost += newest_whole(output) < max([*steps[:-1], *before[:-1], 0])
-    row.resumed -= 1  # `finish` counts the last resumption again.
+    row.resumed -= 1  # The last resumption is counted by `finish`.
     return bench.finish("killed", row)
 
 
@@ -373,7 +373,7 @@ def damage(bench: Bench, change: Callable[[bytes], bytes], fault: str) -> Row:
             row.faults += 1
             row.resumed += 0 < newest_whole(output) < newest
     row.lost = row.faults - row.resumed
-    row.resumed -= 1  # `finish` counts the last resumption again.
+    row.resumed -= 1  # The last resumption is counted by `finish`.
     return bench.finish(output.parent.name, row)
 
 
@@ -394,7 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
         draw(place)
         for number, name in enumerate(args.subset):
             faults: list[Callable[[Bench], Row]] = [lambda bench: kill(bench, args.kills)]
-            if number == 0:  # These faults do not depend on the task.
+            if number == 0:  # One case is enough: these faults do not depend on the task.
                 faults += [fill_disk, lambda bench: damage(bench, flip, "byte flipped")]
                 faults += [lambda bench: damage(bench, zero, "half zeroed")]
             bench = Bench(name, place, args.steps, random.Random(f"{args.seed} {name}"))

@@ -159,7 +159,7 @@ def describe_model(name_or_path: str) -> Iterator[str]:
 
 
 def describe_hf_vit_model(content: dict[str, Any]) -> Iterator[str]:
-    """Yield the task, size and geometry of an hf_vit model, given the content of its config.json."""
+    """Yield lines with the task, size and geometry of an hf_vit model, given the content of its config.json."""
     config = HfViTConfig.from_dict(content)
     model = empty_model(config)
     task = next((name for name, task in TASKS.items() if task.model_class is type(model)), None)

@@ -95,7 +95,7 @@ def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: floa
     return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
 
 
-# Names of all scores for which lower values are better. They determine the best checkpoint of a training run.
+# Names of all scores for which lower values are better. Used to select the best checkpoint of a training run.
 LOWER_IS_BETTER = {"loss", "mae", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
@@ -238,7 +238,7 @@ class BaseEvaluator(ABC):
         """
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the scores of all images. Include `loss` only if it is not simply the mean loss per image."""
+        """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:

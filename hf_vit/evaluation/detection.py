@@ -175,7 +175,7 @@ class CocoMetric(StreamedMetric):
         from faster_coco_eval import COCO, COCOeval_faster  # Imported here because faster-coco-eval is optional
 
         if self._evaluated is None:
-            images = self._images()  # In fixed order: COCO ranks detections of equal score by position
+            images = self._images()  # in fixed order, because COCO ranks equal scores by position
             objects, detections = (COCO(self._dataset(images, part)) for part in ("objects", "detections"))
             self._evaluated = COCOeval_faster(objects, detections, iouType=self.iou_type, **self.options)
             self._evaluated.run()

@@ -150,7 +150,7 @@ def retrieval_average_precision(
         similarity[queries, own], is_right[queries, own] = -torch.inf, False
     similarity, order = similarity.sort(dim=1, descending=True)
     is_right = is_right.gather(1, order)
-    # For each gallery image, count the images at least as similar to the query, and those of them in the right class.
+    # Per gallery image: number of images at least as similar to the query, in all classes and in the query's class
     found = torch.searchsorted(-similarity, -similarity, right=True)
     right = is_right.cumsum(dim=1).gather(1, found - 1)
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)

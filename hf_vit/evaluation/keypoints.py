@@ -118,7 +118,7 @@ class KeypointMetric(CocoMetric):
                 **self._errors(distances, length, box),
             }
         )
-        # Predictions of unlabeled keypoints are wrong. Without a reference length, labeled keypoints are excluded.
+        # Predictions of unlabeled keypoints count as errors. Labeled ones without a reference length are excluded.
         answers = [
             (score, bool(distance <= CLOSE * length))
             for score, distance in zip(scores.tolist(), distances, strict=True)

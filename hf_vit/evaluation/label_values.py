@@ -14,7 +14,7 @@ from .classification import LogitsMetric
 
 
 class LabelValueMetric(LogitsMetric):
-    """Base class of metrics that compare the logits (K,) of an image with K labels or values, NaN if missing."""
+    """Base class of metrics that compare the logits (K,) of an image with K labels or values (NaN if missing)."""
 
     problem_type: str
 

@@ -18,7 +18,7 @@ IGNORED = (128, 128, 128)  # Color of pixels without a class.
 # Palette of Okabe and Ito (https://jfly.uni-koeln.de/color) without black and sky blue
 FIRST = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (240, 228, 66), (204, 121, 167))
 LIGHTNESS_WEIGHT = 0.5  # Weight of lightness in color differences; low, because image shading hides lightness.
-DARKEST, LIGHTEST = 0.5, 0.92  # Limits of the lightness of colors: colors beyond them look like shadow or light.
+DARKEST, LIGHTEST = 0.5, 0.92  # Limits of the lightness: darker or lighter colors look like shadow or light.
 # Matrices in linear RGB that simulate the color vision deficiencies protanopia and deuteranopia (Machado et al. 2009).
 DEFICIENCIES = (
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -88,7 +88,7 @@ def value_range(values: np.ndarray) -> tuple[float, float]:
 
 
 def apply_color_map(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
-    """Return values (H, W) as RGB colors (H, W, 3) uint8 of a color map with the range `span`; gray if not `valid`."""
+    """Map values (H, W) in the range `span` to RGB colors (H, W, 3) uint8; invalid pixels become gray."""
     from matplotlib import colormaps  # Imported here because matplotlib is optional
 
     lowest, highest = span

@@ -219,7 +219,7 @@ def draw_depth(
 def _draw_maps(panels: np.ndarray, maps: Mapping[str, np.ndarray], relative: bool) -> None:
     """Draw the target (if available), the prediction and their color bar."""
     valid = {name: is_valid(values) for name, values in maps.items()}
-    if relative:  # Targets are depth, predictions are inverse depth of any sign
+    if relative:  # Targets are depth; predictions are inverse depth and may be negative.
         maps = {name: 1 / np.where(valid[name], own, 1.0) if name == "target" else own for name, own in maps.items()}
         valid["prediction"] = np.isfinite(maps["prediction"])
     spans = [value_range(values[valid[name]]) for name, values in maps.items()]

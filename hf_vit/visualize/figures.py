@@ -86,7 +86,7 @@ def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
 
 
 def row_height(picture: np.ndarray) -> float:
-    """Return the height in inches of the row of a picture (H, W, 3)."""
+    """Return the height in inches of the figure row that shows a picture (H, W, 3)."""
     return COLUMN_WIDTH * min(picture.shape[0] / picture.shape[1], MAX_ASPECT)
 
 

@@ -151,7 +151,7 @@ def mark_patch(panels: Sequence[Axes], patch: Patch | None, grid: Sequence[int])
     if patch is None:
         return
     x, y = ((number + 0.5) / count for number, count in zip(reversed(patch), reversed(grid), strict=True))
-    for color, width in (("black", 3.0), ("white", 1.2)):  # White on black, visible on any image
+    for color, width in (("black", 3.0), ("white", 1.2)):  # White on black is visible on any image.
         for panel in panels:
             panel.plot(x, 1 - y, "+", color=color, markersize=MARK_SIZE, mew=width, transform=panel.transAxes)
 
@@ -162,7 +162,7 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     Directions have length 1, and their largest entry is positive. At most min(M, D) directions are returned.
     """
     centered = rows.double() - rows.double().mean(dim=0)
-    _, directions = torch.linalg.eigh(centered.T @ centered)  # Columns are in order of increasing variance
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # columns in order of increasing variance
     components = directions.T.flip(0)[: min(count, *rows.shape)]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
     return components * largest.sign()

@@ -54,7 +54,7 @@ def draw_captions(
 
 
 def _write(panel: Axes, texts: Sequence[str], colors: Sequence[str]) -> None:
-    """Write texts of at most two lines below each other."""
+    """Write texts one below the other, each in at most two lines."""
     panel.set_axis_off()
     for place, (text, color) in enumerate(zip(texts[:NUM_CAPTIONS], colors, strict=False)):
         lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)

@@ -177,7 +177,7 @@ def make_universal_segmenter(ours: Any) -> Peer:
     shape["mlp_ratio"] = ours.config.intermediate_size // ours.config.hidden_size
     config = transformers.EomtConfig(**shape, num_labels=ours.config.num_labels, **options)
     peer = transformers.EomtForUniversalSegmentation(config)
-    peer.attn_mask_probs.zero_()  # Zero is the final state of mask annealing: no masked attention.
+    peer.attn_mask_probs.zero_()  # 0 is the final value of mask annealing: attention is not masked.
     return UniversalPeer(ours, peer)
 
 
@@ -348,7 +348,7 @@ def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
 def train_model(
     model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None
 ) -> int:
-    """Train a model on the data of a trainer for some seconds or a number of steps; return the number of steps."""
+    """Train a model on the data of a trainer for a number of seconds or steps; return the number of steps."""
     args = trainer.args
     loader = DataLoader(
         trainer.train_dataset,
