@@ -133,8 +133,8 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     decay_steps: float = optimizer_option(
         0.2,
-        "Number of last steps in which the learning rate falls to zero with --lr_scheduler_type warmup_stable_decay; "
-        "below 1, a share of all steps.",
+        "Number of steps, at the end of training, in which the learning rate falls to zero with --lr_scheduler_type "
+        "warmup_stable_decay; a value below 1 is a share of all steps.",
         NOT_NEGATIVE,
     )
     ema_decay: float | None = option(
@@ -155,8 +155,8 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     progressive_sizes: list[int] | None = sizes_option(
         None,
-        "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last one "
-        "must equal that of image_size. Training steps with small images are several times as fast.",
+        "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last "
+        "height must equal that of image_size. Training steps with small images are several times as fast.",
         COUNT,
     )
     multi_scale_sizes: list[int] | None = sizes_option(

@@ -70,7 +70,7 @@ class EvaluationArguments(HfViTTrainingArguments):
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
     )
     task: str | None = evaluation_option(
-        None, "Task of the model, if its configuration does not contain a class of the task."
+        None, "Task of the model, if its configuration names no model class for a task."
     )
     split: str | None = evaluation_option(
         None,

@@ -212,7 +212,7 @@ class SemanticArguments(MaskArguments):
         resume="free",
     )
     eval_scales: list[float] | None = evaluation_option(
-        None, "Scales of resized copies of an image, whose predictions are averaged.", POSITIVE, resume="free"
+        None, "Scales to which copies of an image are resized; predictions are averaged.", POSITIVE, resume="free"
     )
     eval_flip: bool = evaluation_option(
         False, "Average the predictions for each copy of an image and its mirror image.", resume="free"

@@ -59,7 +59,7 @@ class ImageTextArguments(CaptionArguments):
         group="Model",
     )
     text_model_name_or_path: str | None = model_option(
-        None, "Initial text encoder, any in transformers, with its tokenizer: a folder, or a Hub name."
+        None, "Initial text encoder of any transformers class, with its tokenizer: a folder, or a Hub name."
     )
     tokenizer_name: str | None = model_option(
         None, "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions."
