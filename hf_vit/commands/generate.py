@@ -174,7 +174,7 @@ def table_row(option: Option, tasks: Sequence[str]) -> str:
 
 
 def command_text(function: Callable[..., Any]) -> str:
-    """Return the help text of a command above its options: the docstring of its module or of its function."""
+    """Return the text above the options on a help page: the docstring of the command's module or function."""
     module = inspect.getmodule(function)
     described = function if module in (models, features) else module
     return (inspect.getdoc(described) or "").partition("\n\nArgs:")[0]

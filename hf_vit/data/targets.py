@@ -32,7 +32,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     # Files on the Hub may need an access token, which `xopen` sends.
     if path.startswith(("http://", "https://")) and not path.startswith(constants.ENDPOINT):
         return download(path)
-    if "://" in path:  # the path of a remote file in a stream
+    if "://" in path:  # In a streamed dataset, this is the path of a remote file.
         with xopen(path, "rb") as stream:
             return bytes(stream.read())
     return Path(path).read_bytes()

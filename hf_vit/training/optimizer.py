@@ -263,7 +263,7 @@ class Muon(torch.optim.Optimizer):
     them; between steps, weights, gradients and momenta stay sharded.
 
     Args:
-        groups: Groups of `make_parameter_groups`.
+        groups: Parameter groups returned by `make_parameter_groups`.
         lr: Learning rate of groups without `lr`.
         momentum: Nesterov momentum of Muon.
         **adamw: Other arguments of `torch.optim.AdamW`.

@@ -100,7 +100,7 @@ class HfViTTrainingArguments(TrainingArguments):
     layer_decay: float = optimizer_option(
         1.0,
         "Factor by which the learning rate decreases per layer, from the heads through the blocks to the embeddings, "
-        "as in BEiT. 0.65 to 0.9 for a pretrained model.",
+        "as in BEiT. Common values for a pretrained model are 0.65 to 0.9.",
         SHARE,
         resume="fixed",
     )

@@ -98,7 +98,7 @@ def test_texts_for_siglip_are_filled_up(tmp_path):
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # an attention mask, as other tokenizers return it
+    mask = torch.ones_like(texts)  # an attention mask, which other tokenizers return
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
     # In transformers, the features of a text differ if it is not padded to the maximum length.
     short = source.get_text_features(texts).pooler_output

@@ -1,4 +1,4 @@
-"""Test that exported models have equal outputs in other libraries, and that importing them restores the weights."""
+"""Test that exported models produce equal outputs in other libraries, and that importing them restores the weights."""
 
 import json
 

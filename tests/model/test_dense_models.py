@@ -269,7 +269,7 @@ def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     assert ((depth - labels).abs() / labels).mean() < 0.05
 
 
-@pytest.mark.nightly  # the next test trains the model in the same way
+@pytest.mark.nightly  # The next test trains the same model for objects.
 def test_universal_model_overfits_semantic_maps() -> None:
     classes = [band.unique() for band in BANDS]
     masks = [(band == own[:, None, None]).float() for band, own in zip(BANDS, classes, strict=True)]

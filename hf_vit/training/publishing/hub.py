@@ -116,9 +116,9 @@ def publish(
 ) -> str:
     """Upload a saved model to the Hub in one commit; the repository is created if necessary.
 
-    In the uploaded card, `repo_id` replaces "path/to/this/folder", and in all texts, local paths are replaced by the
-    names of the files and folders; files in `folder` do not change. If an interrupted upload is repeated, files
-    that have already been uploaded are not sent again. The commit is tagged, see `tag_version`.
+    In the uploaded card, `repo_id` replaces "path/to/this/folder". In uploaded text files, local paths are replaced by
+    the names of the files and folders; files in `folder` do not change. If an interrupted upload is repeated, files
+    that have already been uploaded are not sent again. The commit is tagged (see `tag_version`).
 
     Args:
         folder: Folder of the model, its image processor and its card.
@@ -126,7 +126,7 @@ def publish(
         private: Whether a new repository is private; `None` uses the default of the owner.
         commit_message: Message of the commit.
         revision: Branch of the commit, created if necessary, or pull request ("refs/pr/1"); `None` is the main branch.
-        create_pr: Whether to open a pull request instead, which requires no write access.
+        create_pr: Whether to open a pull request, which requires no write access, instead of a commit to `revision`.
         token: Access token. `None` uses the token saved by `hf auth login` or in HF_TOKEN.
 
     Returns:

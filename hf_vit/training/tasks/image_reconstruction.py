@@ -142,7 +142,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         return [*halves, model.decode(drawn).sample]
 
     def draw(self, images: Images, predictions: list[ReconstructedImage], targets: Sequence[Any], file: File) -> None:
-        """Draw each image, its reconstruction, the decoded mean of its and the next image's latents, and a sample."""
+        """Draw each image, its reconstruction, the image halfway between it and the next one, and a random sample."""
         rows = [prediction.pictures for prediction in predictions[:MAX_ROWS]]
         titles = ["image", "reconstruction", "half way to the next", "sample"][: len(rows[0])]
         draw_views(rows, *pixel_levels(self.processor), file, titles)

@@ -232,7 +232,7 @@ class EmbeddingMetric(NeighborAccuracy):
         return prediction.embeds.float().cpu(), super().record(prediction, target)
 
     def compute(self) -> dict[str, float]:
-        """Return the nearest-neighbor accuracy, if any image has a class."""
+        """Return the nearest-neighbor accuracy, or an empty dictionary if no image has a class."""
         return self.score(known for _, known in self.records)
 
 
