@@ -37,7 +37,7 @@ def captions_of(left: str, right: str) -> list[str]:
 
 
 def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
-    """Writes noisy two-colored images with captions. The `train` table has a row per caption; the `val` table has a row per image."""
+    """Writes noisy two-colored images with captions: a table of captions in `train`, and one of images in `val`."""
     generator = np.random.default_rng(0)
     for split, count in zip(("train", "val"), sizes, strict=True):
         (folder / split / "images").mkdir(parents=True)
