@@ -47,7 +47,7 @@ LOSS_WEIGHTS = ("contrastive_head.logit_",)
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
 NULL_VARIANCE = 1e-6  # minimum variance of a direction; it is below the rounding error of 8-bit pixels
 NUM_IMAGES = 256  # number of images from which patches are sampled
-LEAST_VARIANCE = 1e-2  # directions of smaller variance, in pixel value units, are noise and are not amplified
+LEAST_VARIANCE = 1e-2  # minimum variance of a principal direction; smaller variances are noise and are not amplified
 
 
 def load_model(

@@ -82,8 +82,8 @@ def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tens
     mean, std = (torch.tensor(options[name], dtype=torch.float32).reshape(-1) for name in ("image_mean", "image_std"))
     if {len(mean), len(std)} - {1, num_channels}:
         raise ValueError(
-            f"An image processor normalizes {len(mean)} channels (image_mean={options['image_mean']}), but the images "
-            f"of student and teacher have {num_channels}. Save the teacher with an image processor that matches them."
+            f"The image processor normalizes {len(mean)} channels (image_mean={options['image_mean']}), but images "
+            f"have {num_channels}. Save the teacher with an image processor for {num_channels} channels."
         )
     return scale, mean.expand(num_channels), std.expand(num_channels)
 

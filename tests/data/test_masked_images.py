@@ -121,8 +121,8 @@ def test_worker_processes_share_a_stream_that_is_long_enough(photos: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # There are more shards than processes, as many, or fewer. If there are 2 shards, they have 6 and 5 images. With 2
-    # shards and 3 processes, two processes share the shard of 6 images.
+    # The cases have more shards than processes, equally many, or fewer. If there are 2 shards, they have 6 and 5
+    # images. With 2 shards and 3 processes, two processes share the shard of 6 images.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:

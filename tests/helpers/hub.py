@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @functools.cache
 def own_port() -> int:
-    """Returns one port for all mock Hubs of this process, so that their clients share an environment and a zygote."""
+    """Returns one port for all mock Hubs of this process, so that their clients have equal environment variables."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -78,6 +78,6 @@ def write_objects(folder: Path) -> Path:
 
 
 def write_figures(folder: Path) -> Path:
-    """Write images of figures, with boxes and keypoints."""
+    """Write a dataset of images of stick figures, annotated with boxes and keypoints."""
     category = {"id": 1, "name": "figure", "keypoints": POINTS, "skeleton": [[1, 2], [1, 3]]}
     return write_coco(folder, [category], draw_figures)

@@ -27,12 +27,12 @@ def choose_orientations(
         headers: Headers of images (I, 3): width, height, and EXIF orientation.
         given: Image sizes (I, 2) in the annotations, 0 if not given, or headers of masks (I, 3). Masks that have an
             EXIF orientation in their file are not changed.
-        choice: "stored" to turn all annotations, "displayed" to turn none, or "auto" to turn those with the stored
-            size of the image. If stored and displayed sizes are equal, "auto" warns and turns none.
+        choice: "stored" to rotate all annotations, "displayed" to rotate none, or "auto" to rotate annotations whose
+            size equals the stored image size. If stored and displayed size are equal, "auto" warns and rotates none.
         split: Name of the split in warnings.
 
     Returns:
-        The EXIF orientation to apply to each annotation (I,), 1 for none, and the image size that it refers to (I, 2).
+        The EXIF orientation to apply to each annotation (I,), 1 for none, and the image size of the annotation (I, 2).
     """
     if choice not in get_args(AnnotationOrientation):
         raise ValueError(f"annotation_orientation={choice!r} is unknown. Use 'auto', 'stored' or 'displayed'.")

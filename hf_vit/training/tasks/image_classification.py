@@ -413,7 +413,7 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
     """Scale a new linear layer, so that its outputs have the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
-    if classifier.bias.any():  # keep a trained classifier: a new one has zero biases
+    if classifier.bias.any():  # Biases of a new classifier are zero; nonzero biases show that it was trained.
         return
     means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
     classifier.bias.copy_(torch.tensor(means.tolist()))
