@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
-from hashlib import sha256
+from hashlib import file_digest
 from itertools import count, filterfalse, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -166,11 +166,40 @@ def record_outputs(files: Iterable[Path]) -> None:
     """Store the checksums of written files in `RECORD`. A later run with `overwrite` may replace these files."""
     for file in files:
         with (file.parent / RECORD).open("a", encoding="utf-8") as record:
-            record.write(f"{sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+            record.write(f"{_checksum(file)}  {file.name}\n")
 
 
 def _is_recorded(file: Path) -> bool:
     record = file.parent / RECORD
     if file.is_symlink() or not file.is_file() or not record.is_file():
         return False
-    return f"{sha256(file.read_bytes()).hexdigest()}  {file.name}" in record.read_text(encoding="utf-8").splitlines()
+    return f"{_checksum(file)}  {file.name}" in record.read_text(encoding="utf-8").splitlines()
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a text file atomically: after a crash, the file has either the old or the complete new content."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    flush_folder(file.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk, if the operating system supports it."""
+    if os.name == "posix":  # Windows cannot open folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

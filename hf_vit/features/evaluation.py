@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from ..training.checkpoints import write_atomically
+from ..outputs import write_atomically
 from .files import FeatureSplit
 
 

@@ -6,7 +6,7 @@ Shapes: C channels, H W pixels.
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, Features, Image, List, Value
-from datasets.arrow_writer import ParquetWriter
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
@@ -27,6 +26,7 @@ from ..data import load_unlabeled_images
 from ..data.checks import check_output_outside_data
 from ..data.fingerprint import digest, digest_weights, fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.shards import write_shard
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
@@ -35,7 +35,7 @@ from ..options.resolve import build
 from ..outputs import check_writable
 from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
 from .encoder import FEATURES, ImageEncoder, open_encoder
-from .files import FeatureSettings, Shard, plan_shards
+from .files import FeatureSettings
 
 
 logger = logging.get_logger(__name__)
@@ -155,11 +155,10 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
     """Writes the features of images to parquet files with `rows_per_shard` images each.
 
-    Files that do not exist yet are distributed among processes. Each file is written by one process, so the content of
-    files does not depend on the number of processes or on interruptions. The columns are `file`, `label` (if classes
-    are known), and one column per feature with a list of numbers for each image. The column "patches" contains a list
-    of numbers for each patch of an image, in row-major order. The column `grid` contains the numbers of patch rows and
-    columns.
+    Files that do not exist yet are distributed among processes, see `hf_vit/data/shards.py`. The columns are `file`,
+    `label` (if classes are known), and one column per feature with a list of numbers for each image. The column
+    "patches" contains a list of numbers for each patch of an image, in row-major order. The column `grid` contains the
+    numbers of patch rows and columns.
 
     Args:
         args: Options of the extraction.
@@ -188,52 +187,29 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
         rows_per_shard=args.rows_per_shard,
     )
     folder = Path(args.output_dir)
-    with state.main_process_first():
-        settings.start(folder)
-    shards = plan_shards(settings.images, args.rows_per_shard)
-    missing = [shard for shard in shards if not (folder / shard.name).is_file()]
-    state.wait_for_everyone()  # No process may write files before all processes have listed the missing files.
-    own = missing[state.process_index :: state.num_processes]
+    own = settings.start(folder, state)
     total = sum(shard.stop - shard.start for shard in own)
     with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
         for shard in own:
-            write_shard(folder, shard, splits[shard.split], encoder, args, bar.update)
+            split = splits[shard.split]
+            columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
+            images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
+            rows = _feature_rows(images, encoder, args, bar.update)
+            write_shard(folder / shard.name, rows, columns, args.batch_size)
     return settings.images
 
 
-def write_shard(
-    folder: Path,
-    shard: Shard,
-    split: Dataset,
-    encoder: ImageEncoder,
-    args: ExtractionArguments,
-    count: Callable[[int], object],
-) -> None:
-    """Writes the features of one shard to a file.
-
-    Args:
-        folder: Output folder.
-        shard: Range of images in the split.
-        split: All images of the split.
-        encoder: Encoder that computes the features.
-        args: Options of the extraction.
-        count: Function that is called after each batch with its number of images.
-    """
-    images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
-    columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
-    file = folder / shard.name
-    unfinished = file.with_suffix(".part")  # Temporary name until the file is complete
-    with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=args.batch_size) as writer:
-        for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
-            readable = _readable(batch, args.skip_unreadable)
-            features = encoder([image.pixels for image in readable if image.pixels is not None]) if readable else {}
-            for number, image in enumerate(readable):
-                vectors = {name: round_vectors(of[number], name, args.dtype) for name, of in features.items()}
-                row = {"file": image.file, "label": image.label, **vectors}
-                writer.write({name: row[name] for name in columns})
-            count(len(batch))
-        writer.finalize()
-    unfinished.replace(file)
+def _feature_rows(
+    images: ImageReader, encoder: ImageEncoder, args: ExtractionArguments, count: Callable[[int], object]
+) -> Iterator[dict[str, Any]]:
+    """Yields the row of each readable image, and calls `count` after each batch with its number of images."""
+    for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
+        readable = _readable(batch, args.skip_unreadable)
+        features = encoder([image.pixels for image in readable if image.pixels is not None]) if readable else {}
+        for number, image in enumerate(readable):
+            vectors = {name: round_vectors(of[number], name, args.dtype) for name, of in features.items()}
+            yield {"file": image.file, "label": image.label, **vectors}
+        count(len(batch))
 
 
 def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadImage]:

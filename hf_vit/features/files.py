@@ -1,9 +1,8 @@
 """Folders of extracted features: the settings file, the division into parquet files, and reading single features."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,67 +12,30 @@ import torch
 from torch import Tensor
 
 from ..data.formats.files import SPLITS, joined
-from ..training.checkpoints import write_atomically
-
-
-SETTINGS_NAME = "features.json"
-PLACES = ("model", "dataset")  # Settings that are paths. Features do not depend on them.
+from ..data.shards import ShardSettings, plan_shards
 
 
 @dataclass(frozen=True)
-class FeatureSettings:
-    """Settings that determine features. They are saved with the features, so that features are not mixed.
+class FeatureSettings(ShardSettings):
+    """Settings that determine features.
 
     Args:
-        model: Name or path of the model.
-        dataset: Name or path of the image dataset.
-        weights: Hash of the model weights.
-        image_processor: Hash of the image processor settings.
-        files: Hash of the names and contents of the images.
-        images: Number of images of each split.
         features: Names of the features.
         dtype: Data type of the features.
-        rows_per_shard: Number of images per file; the last file of a split may have fewer.
     """
 
-    model: str
-    dataset: str
-    weights: str
-    image_processor: str
-    files: str
-    images: dict[str, int]
+    content = "features"
+
     features: list[str]
     dtype: str
-    rows_per_shard: int
 
     @classmethod
     def read(cls, folder: Path) -> "FeatureSettings":
         """Reads the settings file of a feature folder. Raises `OSError` if there is no such file."""
-        file = folder / SETTINGS_NAME
+        file = folder / cls.file_name()
         if not file.is_file():
             raise OSError(f"{folder} contains no features: there is no {file}. Run hf-vit features extract first.")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
-
-    def start(self, folder: Path) -> None:
-        """Writes the settings to a folder, unless it already contains equal settings.
-
-        Raises `ValueError` if the folder contains features with other settings, or files that are not features.
-        """
-        file = folder / SETTINGS_NAME
-        if file.is_file():
-            found = FeatureSettings.read(folder)
-            then, now = asdict(found), asdict(self)
-            if changed := [name for name in now if name not in PLACES and then[name] != now[name]]:
-                differences = "; ".join(f"{name}: {then[name]} then, {now[name]} now" for name in changed)
-                raise ValueError(
-                    f"{folder} contains features of {found.model} on {found.dataset} with other settings "
-                    f"({differences}). Resume with the same settings, or give another --output_dir."
-                )
-            return
-        if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
-            raise ValueError(f"{folder} contains {joined(others)}, which are not features. Give another --output_dir.")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
 
     def check_comparable(self, other: "FeatureSettings") -> None:
         """Raises `ValueError` if `other` belongs to features of another model or another image processor."""
@@ -83,35 +45,6 @@ class FeatureSettings:
                     f"Training and test features come from two models, {self.model} and {other.model}, with "
                     f"different {name}. Extract both with the same model."
                 )
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A range of images of a split, and the file for their features.
-
-    The range is from `start` to `stop` - 1. The file has the number `number` (from 0) among the `count` files of the
-    split.
-    """
-
-    split: str
-    number: int
-    count: int
-    start: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        """File name of the shard, in the naming scheme of the Hub."""
-        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
-
-
-def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
-    """Divides the images of each split into shards. `images` maps a split to its number of images."""
-    return [
-        Shard(split, number, math.ceil(size / rows_per_shard), start, min(start + rows_per_shard, size))
-        for split, size in images.items()
-        for number, start in enumerate(range(0, size, rows_per_shard))
-    ]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from transformers.utils import (
     logging,
 )
 
+from ..outputs import flush_folder, write_atomically
+
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
@@ -263,27 +265,3 @@ def _flushed_checksum(file: Path) -> str:
     with file.open("rb+") as stream:  # opened for writing, because fsync requires write access on some systems
         os.fsync(stream.fileno())
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Write a text file atomically: after a crash, the file has either the old or the complete new content."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    flush_folder(file.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk, if the operating system supports it."""
-    if os.name == "posix":  # folders cannot be opened on Windows
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

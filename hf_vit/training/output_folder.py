@@ -27,8 +27,8 @@ from transformers.utils import (
 
 from .. import model as travelling
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
-from ..outputs import LOCK_NAME, FolderState, find_folder_state
-from .checkpoints import flush_folder, last_checkpoint, on_first_process, resolve_checkpoint
+from ..outputs import LOCK_NAME, FolderState, find_folder_state, flush_folder
+from .checkpoints import last_checkpoint, on_first_process, resolve_checkpoint
 
 
 logger = logging.get_logger(__name__)

@@ -26,10 +26,10 @@ from ..options.field import Names
 from ..options.library import options_of
 from ..options.recipe import RECIPE_NAME, recipe_text, savable_values, with_recipe
 from ..options.resolve import build, resolve
-from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
+from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs, write_atomically
 from .arguments import split_sources
 from .callbacks.state import StepReport
-from .checkpoints import on_first_process, write_atomically
+from .checkpoints import on_first_process
 from .conditions import describe_arguments, find_changes, find_conditions
 from .distillation import check_projection
 from .errors import (

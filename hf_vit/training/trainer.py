@@ -28,6 +28,7 @@ from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
+from ..outputs import write_atomically
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
@@ -41,7 +42,6 @@ from .checkpoints import (
     read_state,
     resolve_checkpoint,
     stopped_early_at,
-    write_atomically,
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume

@@ -16,7 +16,7 @@ from transformers import Trainer
 from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
 from ...evaluation.base import LOWER_IS_BETTER
-from ..checkpoints import write_atomically
+from ...outputs import write_atomically
 from ..lora import count_parameters, describe_adapter
 from ..training_arguments import training_options_of
 

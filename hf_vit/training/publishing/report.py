@@ -12,9 +12,9 @@ from accelerate.utils import gather_object
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.base import BaseEvaluator, Evaluator
 from ...options.recipe import RECIPE_NAME
+from ...outputs import write_atomically
 from ...visualize.plots import draw_class_scores
 from ..arguments import split_sources
-from ..checkpoints import write_atomically
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
 from ..output_folder import AVERAGE_FOLDER

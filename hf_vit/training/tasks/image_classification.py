@@ -27,9 +27,10 @@ from ...evaluation.label_values import LabelValueMetric, MultiLabelMetric, Regre
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import Names
+from ...outputs import write_atomically
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationArguments, TaskArguments
-from ..checkpoints import on_first_process, write_atomically
+from ..checkpoints import on_first_process
 from ..class_weights import choose_weights
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer

@@ -1,0 +1,136 @@
+"""Folders of parquet files that several processes write together. An interrupted run can be resumed.
+
+Rows are divided into shards. Each shard is one file, which one process writes, so the content of files does not depend
+on the number of processes or on interruptions.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accelerate import PartialState
+from datasets import Features
+from datasets.arrow_writer import ParquetWriter
+
+from ..outputs import write_atomically
+from .formats.files import joined
+
+
+PLACES = ("model", "dataset")  # Settings that are paths. Rows do not depend on them.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of images of a split, and the file for their rows.
+
+    The range is from `start` to `stop` - 1. The file has the number `number` (from 0) among the `count` files of the
+    split.
+    """
+
+    split: str
+    number: int
+    count: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """File name of the shard, in the naming scheme of the Hub."""
+        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
+
+
+def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
+    """Divides the images of each split into shards. `images` maps a split to its number of images."""
+    return [
+        Shard(split, number, math.ceil(size / rows_per_shard), start, min(start + rows_per_shard, size))
+        for split, size in images.items()
+        for number, start in enumerate(range(0, size, rows_per_shard))
+    ]
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """Settings that determine the rows of a folder. They are saved with the rows, so that rows are not mixed.
+
+    Args:
+        model: Name or path of the model.
+        dataset: Names or paths of the images.
+        weights: Hash of the model weights.
+        image_processor: Hash of the image processor settings.
+        files: Hash of the images.
+        images: Number of images of each split.
+        rows_per_shard: Number of images per file; the last file of a split may have fewer.
+    """
+
+    content: ClassVar[str]  # Plural noun for the rows, in error messages and in the name of the settings file
+
+    model: str
+    dataset: str
+    weights: str
+    image_processor: str
+    files: str
+    images: dict[str, int]
+    rows_per_shard: int
+
+    @classmethod
+    def file_name(cls) -> str:
+        """Returns the name of the settings file."""
+        return f"{cls.content}.json"
+
+    def start(self, folder: Path, state: PartialState) -> list[Shard]:
+        """Writes the settings to a folder, unless it contains equal settings, and returns the shards to be written.
+
+        Args:
+            folder: Output folder.
+            state: State of the processes. Missing shards are distributed among them.
+
+        Returns:
+            The missing shards that this process must write.
+
+        Raises:
+            ValueError: if the folder contains rows with other settings, or files that are not rows.
+        """
+        with state.main_process_first():
+            self._check_or_save(folder)
+        shards = plan_shards(self.images, self.rows_per_shard)
+        missing = [shard for shard in shards if not (folder / shard.name).is_file()]
+        state.wait_for_everyone()  # No process may write files before all processes have listed the missing files.
+        return missing[state.process_index :: state.num_processes]
+
+    def _check_or_save(self, folder: Path) -> None:
+        file = folder / self.file_name()
+        if file.is_file():
+            then, now = json.loads(file.read_text(encoding="utf-8")), asdict(self)
+            if changed := [name for name in now if name not in PLACES and then.get(name) != now[name]]:
+                differences = "; ".join(f"{name}: {then.get(name)} then, {now[name]} now" for name in changed)
+                raise ValueError(
+                    f"{folder} contains {self.content} of {then['model']} on {then['dataset']} with other settings "
+                    f"({differences}). Resume with the same settings, or give another --output_dir."
+                )
+            return
+        if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
+            raise ValueError(
+                f"{folder} contains {joined(others)}, which are not {self.content}. Give another --output_dir."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def write_shard(file: Path, rows: Iterable[Mapping[str, Any]], columns: Features, batch_size: int) -> None:
+    """Writes rows to a parquet file, which has a temporary name until it is complete.
+
+    Args:
+        file: Path of the file.
+        rows: Rows, each with a value or None for every column. They are written while they are iterated.
+        columns: Names and types of the columns.
+        batch_size: Number of rows held in memory.
+    """
+    unfinished = file.with_suffix(".part")
+    with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=batch_size) as writer:
+        for row in rows:
+            writer.write({name: row[name] for name in columns})
+        writer.finalize()
+    unfinished.replace(file)
