@@ -126,23 +126,22 @@ def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> lis
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
-        images: Image file, folder that is searched for images, or a list of these.
+        images: Image, video, http(s) URL, folder that is searched for images, or a list of these.
         **options: Options of `hf_vit.inference.predict.predict_files`, such as `threshold`, `output_dir` or `picture`.
 
     Returns:
-        A dict for each image with its `file` and the prediction, or with an `error` if the file cannot be read.
+        A dict for each image or frame with its `file` and the prediction, or an `error` if the file cannot be read.
 
     Raises:
         OSError: if the model or a file does not exist.
         ValueError: if there is no image, or an option does not apply to the model.
         TypeError: if an option is unknown.
     """
-    places = [Path(place) for place in as_list(images)]
     files = ("output_dir", "picture", "boxes")
     given: dict[str, Any] = {
         name: Path(value) if name in files and value is not None else value for name, value in options.items()
     }
-    return list(predict_files(os.fspath(model), places, **given))
+    return list(predict_files(os.fspath(model), as_list(images), **given))
 
 
 def as_list(paths: Paths) -> list[str]:

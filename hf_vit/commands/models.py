@@ -1,11 +1,14 @@
 """Commands that train and run models. The docstrings of the functions are their help pages."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+from accelerate import PartialState
 
 from .. import pretraining
 from ..inference.export import export_model
@@ -85,7 +88,8 @@ def export(*args: Any, **options: Any) -> None:
 def predict(model: str, *, report: Callable[[str], None], **options: Any) -> None:
     """Predict labels, segments, depth, objects or keypoints of images, depending on the task of the saved model.
 
-    The command prints one line of JSON per image. Unreadable files are reported on stderr, and the exit code is 1.
+    The command prints one line of JSON per image or frame of a video. Unreadable files are reported on stderr, and the
+    exit code is 1. Several processes share the images and write parquet files; the same command resumes the run.
 
     Examples:
         hf-vit predict outputs/digits photo.png folder_of_images --picture labeled.png > predictions.jsonl
@@ -94,6 +98,8 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
         hf-vit predict outputs/rooms folder_of_images --output_dir outputs/depths
         hf-vit predict outputs/animals folder_of_images --picture animals.png > animals.jsonl
         hf-vit predict outputs/poses folder_of_images --boxes animals.jsonl --picture poses.png
+        hf-vit predict outputs/animals film.mp4 --picture film-labeled.mp4 > film.jsonl
+        torchrun --nproc_per_node 2 -m hf_vit predict outputs/digits folder_of_images --output_dir outputs/labels
         hf-vit predict openai/clip-vit-base-patch32 folder_of_images --labels cat "a red car"
     """
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
@@ -102,7 +108,7 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
         )
     errors = total = 0
     for line in predict_files(model, **options):
-        total += 1
+        total += line.get("frame", 0) == 0
         if "error" in line:
             errors += 1
             sys.stderr.write(f"{line['error']}\n")
@@ -110,6 +116,8 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
             report(json.dumps(line, allow_nan=False))
     if errors:
         raise ValueError(f"{errors} of {total} files cannot be read as images.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState().destroy_process_group()  # Without this call, processes can abort at exit.
 
 
 @wraps(search_images, assigned=())

@@ -34,8 +34,8 @@ from torch import Tensor
 from transformers import BaseImageProcessor
 
 from ..convert import TASKS, load_image_processor, open_source
-from ..inference.predict import find_images, name_outputs, open_image
 from ..inference.search import encode_texts, load_text_processor
+from ..inference.sources import find_images, name_outputs, open_image
 from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel

@@ -20,7 +20,8 @@ from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageCla
 from ..options.field import COUNT
 from ..outputs import check_outputs
 from ..visualize.figures import draw_label_tile
-from .predict import Source, check_places, find_sources, list_pages, save_pages
+from .predict import check_places, list_pages, save_pages
+from .sources import Source, find_sources
 
 
 logger = logging.get_logger(__name__)
@@ -58,9 +59,9 @@ def search_images(
         ValueError: if there are no images, or the model does not compare images with texts.
     """
     check_places(None, picture)
-    sources = find_sources([inputs])
+    sources = list(find_sources([inputs]))
     pages = list_pages(picture, min(len(sources), top_k))
-    check_outputs(pages, [source.file for source in sources], overwrite)
+    check_outputs(pages, [Path(source.file) for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()
     processor = load_text_processor(encoder, model)
     sources, features = index_images(encoder, processor.image_processor, sources, batch_size)
@@ -68,7 +69,7 @@ def search_images(
     ranked = scores.argsort(descending=True, stable=True)[:top_k].tolist()
     if picture is not None:
         tiles = [
-            draw_label_tile(sources[number].decode(), f"{scores[number]:.3f}", sources[number].file.name)
+            draw_label_tile(sources[number].decode(), f"{scores[number]:.3f}", sources[number].caption)
             for number in ranked
         ]
         save_pages(tiles, pages)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import List, Value
 from PIL import Image, ImageOps
 from transformers import PreTrainedConfig as Config
 
@@ -31,6 +32,11 @@ NO_CLASS = 255  # mask value of pixels without a class or segment
 # Model types that predict metric depth if `depth_estimation_type` is missing from their configuration
 METRIC = {"glpn", "hf_vit", "zoedepth"}
 MAX_MILLIMETERS = 65535  # largest depth in a 16-bit PNG
+LABELED = ("image-classification", "image-text-to-text", ZERO_SHOT)  # pipelines whose output is a text
+# Types of columns in parquet files
+TEXT, NUMBER, INTEGER = Value("string"), Value("float64"), Value("int64")
+SCORED = {"label": TEXT, "score": NUMBER}
+BOX = dict.fromkeys(CORNERS, NUMBER)
 MAX_SIDE = 480  # Maximum side length of pictures in pixels. Larger images are scaled down.
 
 
@@ -46,6 +52,7 @@ class Writer:
         scores: Function that returns all scores in the output.
         options: Default values of the options of the pipeline call. None selects the default of the pipeline.
         task_config: Field of `HfViTConfig` that contains the threshold selected in training; None without a threshold.
+        columns: Names and types of the entries of `describe` in parquet files.
     """
 
     pipeline: str
@@ -55,6 +62,7 @@ class Writer:
     scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]
     options: Mapping[str, Any] = field(default_factory=dict)
     task_config: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
@@ -86,6 +94,12 @@ def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) ->
     """Return the image with the most likely label, the score of this label, and a caption below the image."""
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
+
+
+def draw_label_below(image: Image.Image, line: Mapping[str, Any], caption: str) -> Image.Image:
+    """Return the image with the label and score, or the text, of its printed line, and a caption below."""
+    text = line["caption"] if "caption" in line else f"{line['label']} ({line['score']:.3g})"
+    return arrange_tiles([_fitted(image), draw_text(text, "black"), draw_text(caption)], columns=1, margin=0)
 
 
 # Functions for segmentation
@@ -267,12 +281,14 @@ _SEGMENTS = Writer(
     scores=lambda parts: [part["score"] for part in seen(parts)],
     options={"threshold": THRESHOLD, "overlap_mask_area_threshold": OVERLAP_THRESHOLD, "subtask": None},
     task_config="universal_segmentation_config",
+    columns={"segments": List({**SCORED, "area": INTEGER, "box": List(INTEGER), "id": INTEGER})},
 )
 RELATIVE_DEPTH = Writer(
     "depth-estimation",
     lambda answer, config: describe_depth(answer["predicted_depth"], relative=True),
     partial(draw_depth_map, relative=True),
     {"_depth.npy": lambda image, answer, config, file: np.save(file, answer["predicted_depth"].numpy())},
+    columns={"unit": TEXT, **dict.fromkeys(("min", "median", "max"), NUMBER)},
 )
 METRIC_DEPTH = replace(
     RELATIVE_DEPTH,
@@ -281,15 +297,27 @@ METRIC_DEPTH = replace(
     files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
 )
 _TEXTS = Writer(
-    ZERO_SHOT, lambda answer, _: {**answer[0], "labels": answer}, draw_label, options={"candidate_labels": None}
+    ZERO_SHOT,
+    lambda answer, _: {**answer[0], "labels": answer},
+    draw_label,
+    options={"candidate_labels": None},
+    columns={**SCORED, "labels": List(SCORED)},
 )
 # Maps a part of the model class name to a writer. The first key contained in the class name applies.
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
-        "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}
+        "image-classification",
+        lambda answer, _: {**answer[0], "top_k": answer},
+        draw_label,
+        options={"top_k": None},
+        columns={**SCORED, "top_k": List(SCORED)},
     ),
     "ForSemanticSegmentation": replace(
-        _SEGMENTS, describe=describe_classes, draw=draw_classes, files={"_mask.png": partial(write_mask, by_class)}
+        _SEGMENTS,
+        describe=describe_classes,
+        draw=draw_classes,
+        files={"_mask.png": partial(write_mask, by_class)},
+        columns={"classes": List({**SCORED, "share": NUMBER, "id": INTEGER})},
     ),
     "Segmentation": _SEGMENTS,
     "ForDepthEstimation": METRIC_DEPTH,
@@ -300,6 +328,7 @@ WRITERS: Mapping[str, Writer] = {
         {"_objects.csv": write_objects},
         options={"threshold": THRESHOLD, "nms_threshold": None},
         task_config="detection_config",
+        columns={"objects": List({**SCORED, "box": BOX})},
     ),
     "ForKeypointDetection": Writer(
         "keypoint-detection",
@@ -309,12 +338,16 @@ WRITERS: Mapping[str, Writer] = {
         scores=lambda answer: [score for pose in answer for score in pose["scores"]],
         options={"threshold": None},
         task_config="keypoint_config",
+        columns={
+            "poses": List({"keypoints": List(List(NUMBER)), "scores": List(NUMBER), "labels": List(TEXT), "box": BOX})
+        },
     ),
     "ForImageTextToText": Writer(
         "image-text-to-text",
         lambda answer, _: {"caption": answer[0]["generated_text"]},
         lambda image, answer, _, caption: draw_label_tile(image, answer[0]["generated_text"], caption),
         options={"text": ""},
+        columns={"caption": TEXT},
     ),
     **dict.fromkeys(("ForZeroShotImageClassification", "CLIPModel", "SiglipModel", "Siglip2Model"), _TEXTS),
 }

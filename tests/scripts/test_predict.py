@@ -15,7 +15,8 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import hf_vit
 from hf_vit import HfViTForImageClassification, cli
-from hf_vit.inference.predict import find_images, open_image, predict_files
+from hf_vit.inference.predict import predict_files
+from hf_vit.inference.sources import find_images, open_image
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
 from hf_vit.visualize.figures import TILE_SIZE

@@ -10,7 +10,7 @@ from PIL import Image
 
 import hf_vit
 from hf_vit.data.targets import read_depth
-from hf_vit.inference.predict import name_outputs
+from hf_vit.inference.sources import name_outputs
 from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.visualize import segmentation_palette

@@ -4,8 +4,9 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
@@ -65,6 +66,7 @@ SPLIT_NAMES = (
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
+VIDEO_SUFFIXES = {".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"}
 NPY_START = b"\x93NUMPY"
 READ_AHEAD = 64  # Number of encoded images held in memory at the same time.
 # Files and folders that macOS, Windows and network storage create, in lower case.
@@ -221,20 +223,37 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List the visible files at any depth, sorted. Each link to a folder outside of `folder` is followed once."""
-    root, seen, found = folder.resolve(), set[Path](), list[Path]()
-    for name, folders, files in os.walk(folder, followlinks=True):
-        place, real = Path(name), Path(name).resolve()
-        is_linked = real != root / place.relative_to(folder)
-        if real in seen or (is_linked and (real.is_relative_to(root) or root.is_relative_to(real))):
-            logger.warning_once(f"Ignored a folder that is already listed under another name: {place}.")
-            folders.clear()
-            continue
-        seen.add(real)
-        # Sorting determines which of several links to the same folder is followed: the first one.
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))
-        found += [place / file for file in files if not is_system(file)]
-    return sorted(found)
+    """List the files that `walk_files` yields."""
+    return list(walk_files(folder))
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yield the visible files at any depth, sorted. Each link to a folder outside of `folder` is followed once.
+
+    Only the names in one folder and in its parents are held in memory.
+    """
+    return _walk(folder, folder, folder.resolve(), set())
+
+
+def _walk(place: Path, folder: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
+    real = place.resolve()
+    is_linked = real != root / place.relative_to(folder)
+    if real in seen or (is_linked and (real.is_relative_to(root) or root.is_relative_to(real))):
+        logger.warning_once(f"Ignored a folder that is already listed under another name: {place}.")
+        return
+    seen.add(real)
+    folders, names = set[str](), list[str]()
+    with suppress(OSError), os.scandir(place) as entries:  # a folder that cannot be opened counts as empty
+        for entry in entries:
+            if not is_system(entry.name):
+                names.append(entry.name)
+                folders |= {entry.name} if entry.is_dir() else set()
+    # Sorting determines which of several links to the same folder is followed: the first one.
+    for name in sorted(names):
+        if name in folders:
+            yield from _walk(place / name, folder, root, seen)
+        else:
+            yield place / name
 
 
 def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], Any]) -> Dataset:
