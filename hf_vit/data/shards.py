@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from accelerate import PartialState
 from datasets import Features
 from datasets.arrow_writer import ParquetWriter
@@ -40,6 +41,12 @@ class Shard:
     def name(self) -> str:
         """File name of the shard, in the naming scheme of the Hub."""
         return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
+
+
+def open_processes(use_cpu: bool = False) -> PartialState:
+    """Returns the state of the processes that torchrun or accelerate has started, on accelerators if there are any."""
+    # Without `cpu`, accelerate does not connect processes on a machine without accelerators.
+    return PartialState(cpu=use_cpu or not torch.accelerator.is_available())
 
 
 def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:

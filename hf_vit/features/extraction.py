@@ -26,7 +26,7 @@ from ..data import load_unlabeled_images
 from ..data.checks import check_output_outside_data
 from ..data.fingerprint import digest, digest_weights, fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
-from ..data.shards import write_shard
+from ..data.shards import open_processes, write_shard
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
@@ -171,7 +171,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
         ValueError: if the data are invalid, or the output folder contains features with other settings.
     """
     check_writable(Path(args.output_dir))
-    state = PartialState(cpu=args.use_cpu)
+    state = open_processes(args.use_cpu)
     with state.main_process_first():
         splits = load_unlabeled_images(args.sources, **args.source_options())
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from accelerate import PartialState
 from PIL import Image
 from transformers import Pipeline, PreTrainedConfig, pipeline
 from transformers.utils import logging
 
 from ..data.formats.files import VIDEO_SUFFIXES, is_system
+from ..data.shards import open_processes
 from ..extras import check_packages
 from ..model.nested_options import check_thresholds
 from ..model.pipeline_hf_vit import BatchedImagePipeline, trained_threshold
@@ -89,13 +89,8 @@ def predict_files(
         ValueError: if there are no images, an option is invalid, code is not trusted, or a file would be replaced.
     """
     places = Places(output_dir, picture, boxes, rows_per_shard, overwrite)
-    given: dict[str, Any] = {
-        "threshold": threshold,
-        "nms_threshold": nms_threshold,
-        "subtask": subtask,
-        "top_k": top_k,
-    }
-    given["candidate_labels"] = None if labels is None else list(labels)
+    given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask}
+    given |= {"top_k": top_k, "candidate_labels": None if labels is None else list(labels)}
     opening = {"batch_size": batch_size, "optimize": optimize, "trust_remote_code": trust_remote_code}
     yield from _predict(model, [os.fspath(path) for path in inputs], places, given, opening)
 
@@ -207,7 +202,7 @@ def _open_pipeline(
     """Opens the pipeline of a task. If `optimize` is set, optimizes the model and logs the measurements."""
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
-    options |= {"device": PartialState().device} if is_distributed else {}
+    options |= {"device": open_processes().device} if is_distributed else {}
     with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
     if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit already check for untrained weights.

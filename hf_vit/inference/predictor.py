@@ -58,7 +58,7 @@ class Predictor:
 
     def __init__(self, pipe: Pipeline, writer: Writer, options: dict[str, Any], boxes: Boxes | None) -> None:
         self.pipe, self.writer, self.options, self.boxes = pipe, writer, options, boxes
-        self.best_missed, self.has_found = list[float](), False  # best score of images without predictions
+        self.best_missed, self.has_found = list[float](), False  # best score of all images without predictions
 
     def __call__(self, sources: Iterable[Source]) -> Iterator[tuple[Source, dict[str, Any], Any]]:
         """Yields each image with its dictionary and the output of the pipeline, or None if it cannot be read."""
@@ -102,7 +102,7 @@ class Predictor:
                 "the model."
             ) from error
         if "best_score" in line:
-            self.best_missed = [max(line["best_score"], *self.best_missed)]
+            self.best_missed = [max([line["best_score"], *self.best_missed])]
         else:
             self.has_found = True
         return line

@@ -8,12 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accelerate import PartialState
 from datasets import Features, Image, Value
 from transformers.utils import logging
 
 from ..data.fingerprint import digest, digest_weights
-from ..data.shards import ShardSettings, write_shard
+from ..data.shards import ShardSettings, open_processes, write_shard
 from .predictor import Predictor
 from .sources import Source, digest_sources, find_sources
 
@@ -63,7 +62,7 @@ def write_prediction_shards(
         rows_per_shard=rows_per_shard,
         options=predictor.options,
     )
-    state = PartialState()
+    state = open_processes()
     own, sources, position = settings.start(folder, state), find_sources(inputs, has_videos=True), 0
     total = sum(shard.stop - shard.start for shard in own)
     with logging.tqdm(total=total, desc="Predicting", unit=" files", disable=not state.is_main_process) as bar:
@@ -102,8 +101,8 @@ class PredictionRows:
         """Returns the content of the files of a prediction, by column."""
         contents: dict[str, Any] = {}
         if self.files:
+            image = source.decode()
             with TemporaryDirectory() as folder:
-                image = source.decode()
                 for name, write in self.files.items():
                     file = Path(folder) / name.replace("_", ".")
                     write(image, answer, self.predictor.pipe.model.config, file)
