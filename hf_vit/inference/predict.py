@@ -136,7 +136,7 @@ def _predict(
     predictor = Predictor(pipe, writer, _call_options(writer, pipe, given), boxes)
     if shard_folder is not None:
         rows_per_shard = places.rows_per_shard or ROWS_PER_SHARD
-        yield from write_prediction_shards(predictor, model, inputs, shard_folder, rows_per_shard)
+        yield from write_prediction_shards(predictor, model, inputs, shard_folder, rows_per_shard, opening["optimize"])
         return
     outputs = OutputFiles(writer, pipe.model.config, places)
     for source, line, answer in predictor(outputs.plan(listed) if listed else sources):

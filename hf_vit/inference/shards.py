@@ -26,7 +26,7 @@ class PredictionSettings(ShardSettings):
     """Settings that determine predictions.
 
     Args:
-        options: Options of the pipeline call.
+        options: Options of the pipeline call, and whether the model is optimized.
     """
 
     content = "predictions"
@@ -35,7 +35,7 @@ class PredictionSettings(ShardSettings):
 
 
 def write_prediction_shards(
-    predictor: Predictor, model: str, inputs: Sequence[str], folder: Path, rows_per_shard: int
+    predictor: Predictor, model: str, inputs: Sequence[str], folder: Path, rows_per_shard: int, optimize: bool
 ) -> Iterator[dict[str, Any]]:
     """Writes the predictions for images and videos to parquet files, see `hf_vit/data/shards.py`.
 
@@ -47,6 +47,7 @@ def write_prediction_shards(
         inputs: Paths and URLs of the images. They are listed twice, so that no list is held in memory.
         folder: Folder for the parquet files.
         rows_per_shard: Number of images or videos per file.
+        optimize: Whether the model is optimized, which changes predictions by rounding.
 
     Yields:
         For each file that this process has written, its path as `written`, and its numbers of rows and errors.
@@ -60,7 +61,7 @@ def write_prediction_shards(
         files=files,
         images={"predictions": count},
         rows_per_shard=rows_per_shard,
-        options=predictor.options,
+        options={**predictor.options, "optimize": optimize},
     )
     state = open_processes()
     own, sources, position = settings.start(folder, state), find_sources(inputs, has_videos=True), 0

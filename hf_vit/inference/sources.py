@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -25,7 +26,6 @@ from ..data.targets import encoded_bytes
 from ..extras import check_packages
 from ..model.image_inputs import download, read_image
 from ..outputs import record_outputs
-from ..visualize.figures import as_picture
 
 
 URL = ("http://", "https://")
@@ -182,9 +182,8 @@ def digest_sources(sources: Iterable[Source]) -> tuple[int, str]:
     """Returns the number of sources, and a hash of the names, sizes and modification times of their files."""
     content, count = sha256(), 0
     for count, source in enumerate(sources, start=1):  # noqa: B007
-        is_file = source.rows is None and os.path.isfile(source.file)
-        stat = os.stat(source.file) if is_file else None
-        state = (source.file, source.number, *((stat.st_size, stat.st_mtime_ns) if stat else ()))
+        stat = os.stat(source.file) if source.rows is None and os.path.isfile(source.file) else None
+        state = (source.file, source.number, stat and (stat.st_size, stat.st_mtime_ns))
         content.update(f"{state}\n".encode(errors="surrogateescape"))
     return count, content.hexdigest()
 
@@ -257,12 +256,10 @@ class VideoWriter:
             )
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self._encoder.open_file(self._unfinished)
-        if picture.width > self.size[0] or picture.height > self.size[1]:
-            picture = ImageOps.contain(picture, self.size)
         canvas = Image.new("RGB", self.size, "white")
-        canvas.paste(picture)
-        pixels = torch.from_numpy(as_picture(canvas).copy())  # (H, W, 3)
-        self._stream.add_frames(pixels.movedim(-1, 0)[None])  # (1, 3, H, W)
+        is_larger = picture.width > self.size[0] or picture.height > self.size[1]
+        canvas.paste(ImageOps.contain(picture, self.size) if is_larger else picture)
+        self._stream.add_frames(torch.from_numpy(np.array(canvas)).movedim(-1, 0)[None])  # (1, 3, H, W)
 
     def close(self) -> None:
         """Completes the file."""
