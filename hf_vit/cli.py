@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -55,7 +55,12 @@ USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
 Option = dict[str, Any]
 Page = dict[str, Any]
-say = partial(print, flush=True)
+
+
+def say(text: str) -> None:
+    """Print a text. A single write keeps the lines of several processes apart."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None, description: str | None = None) -> None:
