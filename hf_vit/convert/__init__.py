@@ -5,7 +5,7 @@ from .families import list_families
 from .loading import TASKS, convert_checkpoint
 from .model_card import families_table, write_conversion_card
 from .parity import NoReferenceError, compare_with_source
-from .processors import load_image_processor, load_processor
+from .processors import load_image_processor, load_processor, whole_image_processor
 from .source import open_source
 
 
@@ -21,5 +21,6 @@ __all__ = [
     "load_image_processor",
     "load_processor",
     "open_source",
+    "whole_image_processor",
     "write_conversion_card",
 ]

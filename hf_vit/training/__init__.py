@@ -1,10 +1,10 @@
 """Model training with `transformers.Trainer`: arguments, tasks, checkpoints, model cards and uploads to the Hub."""
 
+from ..convert import whole_image_processor
 from ..evaluation.classification import image_classification_metrics
 from .checkpoints import last_checkpoint
 from .errors import NotFiniteError, Preempted
 from .evaluator_trainer import EvaluatorTrainer
-from .models import whole_image_processor
 from .optimizer import make_parameter_groups
 from .publishing.hub import publish
 from .publishing.model_card import TrainingInfo, write_model_card

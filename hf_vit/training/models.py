@@ -322,34 +322,6 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
     return size.height, size.width
 
 
-def whole_image_processor(
-    processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
-) -> BaseImageProcessor:
-    """Return an image processor that does not crop images. Color options are taken from `processor`.
-
-    If `keep_aspect_ratio` is true, the shorter side is resized to the shorter side of `config.image_size`, otherwise
-    the image is resized to `config.image_size`.
-    """
-    height, width = to_pair(config.image_size)
-    patch = to_pair(config.patch_size)
-    size = {"shortest_edge": min(height, width)} if keep_aspect_ratio else {"height": height, "width": width}
-    options = {
-        **processor.to_dict(),
-        "size": size,
-        "keep_aspect_ratio": False,  # option of DPT image processors that would require height and width if true
-        "do_resize": True,
-        "do_center_crop": False,
-        "do_affine_crop": False,
-        "do_pad": keep_aspect_ratio,
-        "pad_size": None,
-        "hide_padding": True,
-        "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # the scale of sliding windows is chosen after training
-        **more,
-    }
-    return HfViTImageProcessor.from_dict(options)
-
-
 def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
     """Return a description of the size to which `whole_image_processor` resizes images."""
     height, width = to_pair(config.image_size)

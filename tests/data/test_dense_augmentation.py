@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor
 from hf_vit.data.augmentation.joint import DenseAugmentation
-from hf_vit.training.models import whole_image_processor
+from hf_vit.training import whole_image_processor
 
 
 HEIGHT, WIDTH = 180, 240

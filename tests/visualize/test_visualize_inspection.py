@@ -12,7 +12,7 @@ from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTIm
 from hf_vit.commands.visualize import PHOTO_DRAWINGS, Inspection, encode_words, kinds_of, open_for_inspection
 from hf_vit.model.embeddings import sincos_position_embeddings
 from hf_vit.outputs import RECORD
-from hf_vit.training.models import whole_image_processor
+from hf_vit.training import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
 from hf_vit.visualize.patches import draw_attention, draw_feature_colors, draw_heat, mosaic, overlay_heat
 from hf_vit.visualize.tokens import draw_tokens

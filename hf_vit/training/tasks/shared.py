@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...convert import load_processor
+from ...convert import load_processor, whole_image_processor
 from ...data import load_image_text
 from ...data.augmentation.joint import DenseAugmentation
 from ...data.collators import DensePredictionCollator
@@ -30,7 +30,7 @@ from ...options.field import (
 )
 from ..arguments import TaskArguments
 from ..distillation import DistillationArguments, load_teacher, make_distillation
-from ..models import describe_whole_images, input_size, whole_image_processor
+from ..models import describe_whole_images, input_size
 from .base import Task
 
 
