@@ -16,9 +16,18 @@ from transformers import PreTrainedConfig as Config
 
 from ..evaluation.depth import describe_depth
 from ..model.pipeline_hf_vit import CORNERS
-from ..visualize.colors import IGNORED, segmentation_palette
-from ..visualize.dense import draw_depth, draw_panoptic, draw_segmentation
-from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
+from ..visualize.colors import IGNORED, apply_color_map, segmentation_palette, value_range
+from ..visualize.dense import (
+    DEPTH_COLORS,
+    INVERSE_DEPTH_COLORS,
+    draw_depth,
+    draw_panoptic,
+    draw_segmentation,
+    is_valid,
+    overlay_segmentation,
+    overlay_segments,
+)
+from ..visualize.figures import Picture, arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
 
@@ -38,6 +47,7 @@ TEXT, NUMBER, INTEGER = Value("string"), Value("float64"), Value("int64")
 SCORED = {"label": TEXT, "score": NUMBER}
 BOX = dict.fromkeys(CORNERS, NUMBER)
 MAX_SIDE = 480  # Maximum side length of pictures in pixels. Larger images are scaled down.
+MAX_OVERLAY_SIDE = 1024  # Maximum side length of overlays in pixels.
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class Writer:
         options: Default values of the options of the pipeline call. None selects the default of the pipeline.
         task_config: Field of `HfViTConfig` that contains the threshold selected in training; None without a threshold.
         columns: Names and types of the entries of `describe` in parquet files.
+        overlay: Function that draws the output over the image, without caption and legend; None if the output has no
+            positions in the image.
     """
 
     pipeline: str
@@ -63,6 +75,7 @@ class Writer:
     options: Mapping[str, Any] = field(default_factory=dict)
     task_config: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    overlay: Callable[[Image.Image, Any, Config], Picture] | None = None
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
@@ -164,12 +177,27 @@ def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, capt
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
     """Return the image next to an overlay of its segments with outlines and, if they fit, labels."""
     picture, found = _fitted(image), seen(parts)
-    segments = {
-        "masks": np.reshape([_mask(part, picture) for part in found], (-1, picture.height, picture.width)),
-        "class_labels": [config.label2id[part["label"]] for part in found],
-        "scores": [part["score"] for part in found],
-    }
+    masks, labels = _masks_and_labels(found, picture, config)
+    segments = {"masks": masks, "class_labels": labels, "scores": [part["score"] for part in found]}
     return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
+
+
+def overlay_parts(outlined: bool, image: Image.Image, parts: Sequence[Part], config: Config) -> Picture:
+    """Return the image with the colors of its classes or, if `outlined`, of its segments with outlines."""
+    picture, palette = _fitted(image, MAX_OVERLAY_SIDE), segmentation_palette(len(labels_of(config)))
+    masks, labels = _masks_and_labels(seen(parts), picture, config)
+    if outlined:
+        return overlay_segments(picture, masks, labels, palette)
+    numbers = np.full((picture.height, picture.width), -1)
+    for mask, label in zip(masks, labels, strict=True):
+        numbers[mask] = label
+    return overlay_segmentation(picture, numbers, palette)
+
+
+def _masks_and_labels(parts: Sequence[Part], picture: Image.Image, config: Config) -> tuple[np.ndarray, list[int]]:
+    """Return the masks (M, H, W) of segments, resized to the size of a picture, and their class numbers."""
+    masks = np.reshape([_mask(part, picture) for part in parts], (-1, picture.height, picture.width))
+    return masks, [config.label2id[part["label"]] for part in parts]
 
 
 def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
@@ -205,6 +233,13 @@ def draw_depth_map(
     return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
 
 
+def overlay_depth(image: Image.Image, answer: Any, config: Config, relative: bool = False) -> Picture:
+    """Return the depth map in colors, in which near pixels are bright."""
+    depth = answer["predicted_depth"].float().numpy()
+    valid, colors = (np.isfinite(depth), INVERSE_DEPTH_COLORS) if relative else (is_valid(depth), DEPTH_COLORS)
+    return apply_color_map(depth, valid, value_range(depth[valid]), colors)
+
+
 # Functions for object detection and keypoint detection
 
 
@@ -214,12 +249,11 @@ def write_objects(image: Image.Image, answer: Any, config: Config, file: Path) -
     _write_table(file, ["label", "score", *CORNERS], rows)
 
 
-def draw_objects(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
+def overlay_objects(image: Image.Image, answer: Any, config: Config, side: int = MAX_OVERLAY_SIDE) -> Image.Image:
     """Return the image with boxes in class colors. Objects with higher scores are drawn on top."""
-    picture = _fitted(image)
+    picture = _fitted(image, side)
     labels, scores = [config.label2id[found["label"]] for found in answer], [found["score"] for found in answer]
-    drawn = draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, labels_of(config), scores)
-    return _captioned(drawn, caption)
+    return draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, labels_of(config), scores)
 
 
 def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
@@ -232,9 +266,9 @@ def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path)
     _write_table(file, ["object", "label", "x", "y", "score"], rows)
 
 
-def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
+def overlay_keypoints(image: Image.Image, answer: Any, config: Config, side: int = MAX_OVERLAY_SIDE) -> Image.Image:
     """Return the image with boxes, skeletons and keypoints. Each keypoint has its own color; low scores are faint."""
-    picture, shape = _fitted(image), (len(answer), len(labels_of(config)))
+    picture, shape = _fitted(image, side), (len(answer), len(labels_of(config)))
     points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
     for number, pose in enumerate(answer):
         found = [config.label2id[label] for label in pose["labels"]]
@@ -242,8 +276,14 @@ def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, captio
         points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
         visibility[number, found], scores[number, found] = 2, pose["scores"]
     skeleton = (config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
-    drawn = draw_keypoints(picture, points, visibility, skeleton, scores, _scaled_boxes(answer, picture, image))
-    return _captioned(drawn, caption)
+    return draw_keypoints(picture, points, visibility, skeleton, scores, _scaled_boxes(answer, picture, image))
+
+
+def draw_over(
+    overlay: Callable[..., Image.Image], image: Image.Image, answer: Any, config: Config, caption: str
+) -> Image.Image:
+    """Return a small overlay with a caption below."""
+    return _captioned(overlay(image, answer, config, MAX_SIDE), caption)
 
 
 def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
@@ -257,8 +297,8 @@ def _write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
         csv.writer(stream).writerows([header, *rows])
 
 
-def _fitted(image: Image.Image) -> Image.Image:
-    return image if max(image.size) <= MAX_SIDE else ImageOps.contain(image, (MAX_SIDE, MAX_SIDE))
+def _fitted(image: Image.Image, side: int = MAX_SIDE) -> Image.Image:
+    return image if max(image.size) <= side else ImageOps.contain(image, (side, side))
 
 
 def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
@@ -282,6 +322,7 @@ _SEGMENTS = Writer(
     options={"threshold": THRESHOLD, "overlap_mask_area_threshold": OVERLAP_THRESHOLD, "subtask": None},
     task_config="universal_segmentation_config",
     columns={"segments": List({**SCORED, "area": INTEGER, "box": List(INTEGER), "id": INTEGER})},
+    overlay=partial(overlay_parts, True),
 )
 RELATIVE_DEPTH = Writer(
     "depth-estimation",
@@ -289,12 +330,14 @@ RELATIVE_DEPTH = Writer(
     partial(draw_depth_map, relative=True),
     {"_depth.npy": lambda image, answer, config, file: np.save(file, answer["predicted_depth"].numpy())},
     columns={"unit": TEXT, **dict.fromkeys(("min", "median", "max"), NUMBER)},
+    overlay=partial(overlay_depth, relative=True),
 )
 METRIC_DEPTH = replace(
     RELATIVE_DEPTH,
     describe=lambda answer, config: describe_depth(answer["predicted_depth"], relative=False),
     draw=draw_depth_map,
     files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
+    overlay=overlay_depth,
 )
 _TEXTS = Writer(
     ZERO_SHOT,
@@ -318,22 +361,24 @@ WRITERS: Mapping[str, Writer] = {
         draw=draw_classes,
         files={"_mask.png": partial(write_mask, by_class)},
         columns={"classes": List({**SCORED, "share": NUMBER, "id": INTEGER})},
+        overlay=partial(overlay_parts, False),
     ),
     "Segmentation": _SEGMENTS,
     "ForDepthEstimation": METRIC_DEPTH,
     "ForObjectDetection": Writer(
         "object-detection",
         lambda answer, config: {"objects": answer},
-        draw_objects,
+        partial(draw_over, overlay_objects),
         {"_objects.csv": write_objects},
         options={"threshold": THRESHOLD, "nms_threshold": None},
         task_config="detection_config",
         columns={"objects": List({**SCORED, "box": BOX})},
+        overlay=overlay_objects,
     ),
     "ForKeypointDetection": Writer(
         "keypoint-detection",
         lambda answer, config: {"poses": answer},
-        draw_keypoints_found,
+        partial(draw_over, overlay_keypoints),
         {"_keypoints.csv": write_keypoints},
         scores=lambda answer: [score for pose in answer for score in pose["scores"]],
         options={"threshold": None},
@@ -341,6 +386,7 @@ WRITERS: Mapping[str, Writer] = {
         columns={
             "poses": List({"keypoints": List(List(NUMBER)), "scores": List(NUMBER), "labels": List(TEXT), "box": BOX})
         },
+        overlay=overlay_keypoints,
     ),
     "ForImageTextToText": Writer(
         "image-text-to-text",
