@@ -31,6 +31,7 @@ COMMANDS = {
     "evaluate": "evaluate a saved model on a dataset",
     "predict": "predict labels, segments, depth, objects or keypoints of images",
     "search": "rank images by their similarity to a text",
+    "serve": "serve models over HTTP, with a page to try them",
     "features": "extract features of images, or evaluate extracted features",
     "visualize": "draw attention, saliency and features of a model on photos",
     "convert": "convert published checkpoints to hf_vit models and back",

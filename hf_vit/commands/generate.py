@@ -42,6 +42,7 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     visualize: ("model", "photos"),
     convert: ("source", "output"),
     models.export: ("model",),
+    models.serve: ("models",),
     push: ("folder", "repo_id"),
     info: ("model",),
 }

@@ -14,6 +14,7 @@ from .. import pretraining
 from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
+from ..inference.serving import serve_models
 from ..training.run import evaluate as run_evaluation
 from ..training.run import run
 from ..training.tasks import TASKS
@@ -131,3 +132,19 @@ def search(*args: Any, report: Callable[[str], None], **options: Any) -> None:
     """
     for line in search_images(*args, **options):
         report(json.dumps(line))
+
+
+@wraps(serve_models, assigned=())
+def serve(*args: Any, **options: Any) -> None:
+    """Serve models over HTTP: an endpoint for programs, and a page for people at the address that is printed.
+
+    POST /v1/predict answers images (multipart field "image") as `hf-vit predict` does, POST /v1/embeddings has the
+    format of the OpenAI API, and /docs describes both. The page shows predictions and attention of a photo.
+
+    Examples:
+        hf-vit serve outputs/pets
+        hf-vit serve outputs/pets outputs/rooms --host 0.0.0.0 --token "$TOKEN"
+        hf-vit serve facebook/dinov2-small --port 8001
+        hf-vit serve user/pets-vit --space outputs/space
+    """
+    serve_models(*args, **options)

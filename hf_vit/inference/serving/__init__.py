@@ -1,0 +1,132 @@
+"""Serve models over HTTP: an endpoint for programs, and a page for people."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from ...extras import check_packages
+from ...options.field import COUNT, POSITIVE, Range
+from ...outputs import check_writable
+
+
+PACKAGES = ("fastapi", "uvicorn", "python_multipart", "gradio", "prometheus_client", "matplotlib", "scipy")
+PORT = Range(0, 65535)
+MODEL_FILES = ("*.json", "*.safetensors", "*.py", "*.txt", "*.model", "*.jinja")  # files of a model in a Space
+SPACE_README = """\
+---
+title: {title}
+sdk: gradio
+app_file: app.py
+pinned: false
+---
+
+`hf-vit serve {models}`: the page at `/`, and the endpoints `/v1/predict` and `/v1/embeddings`.
+"""
+SPACE_APP = """\
+from hf_vit.inference.serving import serve_models
+
+
+serve_models({models!r}, host="0.0.0.0", port=7860)
+"""
+
+
+def serve_models(
+    models: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, PORT] = 8000,
+    token: str | None = None,
+    batch_size: Annotated[int, COUNT] = 16,
+    max_queue: Annotated[int, COUNT] = 256,
+    max_megabytes: Annotated[float, POSITIVE] = 20,
+    max_pixels: Annotated[int, COUNT] = 50_000_000,
+    timeout: Annotated[float, POSITIVE] = 30,
+    top_k: Annotated[int, COUNT] = 3,
+    labels: Sequence[str] | None = None,
+    optimize: bool = False,
+    trust_remote_code: bool = False,
+    space: Path | None = None,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Serve models until the process receives SIGTERM or SIGINT, which finishes all running requests first.
+
+    Args:
+        models: Folders of saved models, or names on the Hub. The first is the default of requests.
+        host: Address to listen at; 0.0.0.0 accepts requests from other machines.
+        port: Port to listen at; 0 selects a free port.
+        token: Token that requests must send, as "Authorization: Bearer TOKEN". A browser asks for it as a password.
+        batch_size: Maximum number of images per batch. Requests that wait at the same time form one batch.
+        max_queue: Maximum number of waiting images per model; further requests are answered with status 429.
+        max_megabytes: Maximum size of a request in megabytes.
+        max_pixels: Maximum number of pixels of an image, which is checked before it is decoded.
+        timeout: Time in seconds in which a request must arrive and, after that, be answered.
+        top_k: Number of labels per image, most likely first.
+        labels: Texts to choose from, for image-text models, such as cat "a red car".
+        optimize: Whether to optimize models of hf_vit for this machine first, see `optimize_for_inference`.
+        trust_remote_code: Whether to run Python code that comes with the models; hf_vit and transformers need none.
+        space: Write the folder of a Hugging Face Space that serves the models, instead of serving them.
+        report: Function that receives progress messages.
+
+    Raises:
+        ImportError: if a package is missing.
+        OSError: if a model does not exist, or the port is in use.
+        ValueError: if a model is not supported, or two models have the same name.
+    """
+    if space is not None:
+        write_space(models, space)
+        report(f"Wrote the Space {space}. Upload it: hf upload --repo-type space USER/NAME {space}")
+        return
+    check_packages("hf-vit serve", *PACKAGES, extra="serve")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    import uvicorn
+
+    from .app import Limits, build_app
+    from .page import PageServer, add_page
+    from .served_model import open_models
+
+    given = {"top_k": top_k, "candidate_labels": labels, "threshold": None, "nms_threshold": None, "subtask": None}
+    options = {"optimize": optimize, "trust_remote_code": trust_remote_code}
+    opened = open_models(models, given, batch_size, max_queue, **options)
+    limits = Limits(round(max_megabytes * 1e6), max_pixels, timeout)
+    # uvicorn raises the signal again after the shutdown. Exit normally then, so that the temporary folder is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder, socket.create_server((host, port)) as listener:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        app = build_app(opened, limits, token)
+        page = add_page(opened, limits, app)
+        report(f"Serving {', '.join(model.name for model in opened)} at http://{host}:{listener.getsockname()[1]}")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=round(timeout) + 1)
+        PageServer(config, page).run(sockets=[listener])
+
+
+def write_space(models: Sequence[str], folder: Path) -> None:
+    """Write the folder of a Hugging Face Space: `app.py`, `requirements.txt`, `README.md` and models that are folders.
+
+    Raises:
+        OSError: if the folder cannot be written.
+        ValueError: if the folder exists and is not empty.
+    """
+    check_writable(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"The folder {folder} is not empty. Choose a new folder for --space.")
+    names = []
+    for model in models:
+        source = Path(model)
+        names.append(f"models/{source.resolve().name}" if source.is_dir() else model)
+        for file in [file for pattern in MODEL_FILES for file in source.glob(pattern)] if source.is_dir() else ():
+            (folder / names[-1]).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / names[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "app.py": SPACE_APP.format(models=names),
+        "requirements.txt": "hf-vit[serve]\n",
+        "README.md": SPACE_README.format(title=Path(names[0]).name, models=" ".join(names)),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,195 @@
+"""Web page that shows the answers of served models for a photo. It loads nothing from other hosts."""
+
+import html
+import os
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI, Request
+from matplotlib import colormaps
+from PIL import Image, ImageDraw
+
+from ...visualize.attention import attention_maps
+from ...visualize.colors import segmentation_palette
+from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
+from ...visualize.figures import as_picture
+from ...visualize.inspection import Inspection, open_for_inspection
+from ...visualize.patches import overlay_heat
+from ..writers import labels_of
+from .app import Limits
+from .batching import QueueFullError
+from .served_model import ServedModel, find_image_error, make_inputs
+
+
+MAX_ROWS = 12  # maximum number of rows in a table of scores
+KEYS = ("top_k", "labels", "classes", "segments", "objects")  # keys of lists with labels and scores
+HINT = "# hf-vit\nDrop, paste or photograph an image. A click on it shows the attention of that point."
+EMPTY = '<p class="quiet">No photo yet.</p>'
+HIDDEN: dict[str, Any] = {"value": None, "visible": False}
+STYLE = """
+.rows {width: 100%; border-collapse: collapse; border: none !important; margin: 4px 0 !important}
+.rows tr {border: none !important; border-bottom: 1px solid var(--border-color-primary) !important}
+.rows td {padding: 5px 6px !important; border: none !important; vertical-align: middle}
+.score {text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; width: 1%}
+.chip {display: inline-block; width: 0.85em; height: 0.85em; border-radius: 3px; margin-right: 0.5em}
+.bar {height: 6px; border-radius: 3px; background: var(--color-accent)}
+.ramp {height: 12px; border-radius: 4px; margin: 6px 0 2px}
+.ends {display: flex; justify-content: space-between; font-size: 0.9em}
+.quiet {color: var(--body-text-color-subdued)}
+.error {color: #c0262d}
+h3 {margin: 0 !important}
+"""
+
+
+class Panel:
+    """Column of the page with the answers of one model, which must have predictions."""
+
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
+        assert model.predictor is not None
+        self.model, self.predictor, self.limits = model, model.predictor, limits
+        with gr.Column(min_width=240):
+            self.heading = gr.HTML(self.title(), padding=False)
+            self.slider = gr.ImageSlider(label="Photo and prediction", visible=False, format="jpeg", max_height=520)
+            self.table = gr.HTML(EMPTY, padding=False)
+            self.attention = gr.Image(visible=False, interactive=False, format="jpeg", buttons=["fullscreen"])
+        self.outputs = [self.heading, self.slider, self.table, self.attention]
+
+    def title(self, note: str = "") -> str:
+        """Return the heading as HTML: name of the model, its task, and a note."""
+        return f'<h3>{html.escape(self.model.name)}</h3><span class="quiet">{self.model.task} {note}</span>'
+
+    def decode(self, photo: bytes) -> Image.Image:
+        """Return the decoded photo."""
+        return make_inputs([photo], self.predictor).sources[0].decode()
+
+    def answer(self, photo: bytes | None) -> list[Any]:
+        """Return the heading, slider, table and attention for a photo, or for no photo."""
+        if photo is None:
+            return [self.title(), gr.update(**HIDDEN), EMPTY, gr.update(**HIDDEN)]
+        start, line, answer = perf_counter(), {"error": find_image_error(photo, self.limits.max_pixels)}, None
+        if line["error"] is None:
+            try:
+                (future,) = self.model.threads["predictions"].submit([photo])
+                line, answer = future.result(self.limits.timeout)
+            except (QueueFullError, TimeoutError) as failure:
+                line = {"error": str(failure) or "There was no answer in time. Try again."}
+        if "error" in line:
+            text = f'<p class="error">{html.escape(str(line["error"]))}</p>'
+            return [self.title(), gr.update(**HIDDEN), text, gr.update(**HIDDEN)]
+        milliseconds, overlay, slider = 1000 * (perf_counter() - start), self.predictor.writer.overlay, HIDDEN
+        if overlay is not None:
+            decoded = self.decode(photo)
+            picture = Image.fromarray(as_picture(overlay(decoded, answer, self.predictor.pipe.model.config)))
+            slider = {"value": (decoded.resize(picture.size), picture), "visible": True}
+        title = self.title(f"· {milliseconds:.0f} ms")
+        return [title, gr.update(**slider), self.describe(line), gr.update(**HIDDEN)]
+
+    def describe(self, line: dict[str, Any]) -> str:
+        """Return the legend and the scores of a prediction as HTML."""
+        if "unit" in line:
+            colors = colormaps[DEPTH_COLORS if line["unit"] == "meters" else INVERSE_DEPTH_COLORS]
+            stops = ", ".join(f"rgb{tuple(map(int, colors(part / 8, bytes=True)[:3]))}" for part in range(9))
+            ends = "".join(f"<span>{line[end]:.2f} {line['unit']}</span>" for end in ("min", "max"))
+            ramp = f'<div class="ramp" style="background: linear-gradient(to right, {stops})"></div>'
+            return f'{ramp}<div class="ends">{ends}</div>'
+        if "caption" in line:
+            return f"<p>{html.escape(line['caption'])}</p>"
+        parts = [part for key in KEYS for part in line.get(key, ())]
+        for pose in line.get("poses", ()):
+            pairs = zip(pose["labels"], pose["scores"], strict=True)
+            parts += [{"label": label, "score": score} for label, score in pairs]
+        more = f'<p class="quiet">and {len(parts) - MAX_ROWS} more</p>' if len(parts) > MAX_ROWS else ""
+        best = f" The best score is {line['best_score']:.3g}." if "best_score" in line else ""
+        rows = "".join(map(self.row, parts[:MAX_ROWS])) or f"<tr><td>Nothing was found.{best}</td></tr>"
+        return f'<table class="rows">{rows}</table>{more}'
+
+    def row(self, part: dict[str, Any]) -> str:
+        """Return a table row with color, label, score and, for classes of pixels, the share of the image."""
+        chip, config = "", self.predictor.pipe.model.config
+        if self.predictor.writer.overlay is not None:
+            color = segmentation_palette(len(labels_of(config)))[config.label2id[part["label"]]].tolist()
+            chip = f'<span class="chip" style="background: rgb({color[0]}, {color[1]}, {color[2]})"></span>'
+        bar = f'<div class="bar" style="width: {100 * min(1.0, max(0.0, part["score"])):.1f}%"></div>'
+        share = f'<td class="score">{part["share"]:.1%} of the pixels</td>' if "share" in part else ""
+        label, score = html.escape(part["label"]), f'<td class="score">{part["score"]:.3f}</td>'
+        return f'<tr><td>{chip}{label}</td><td width="30%">{bar}</td>{score}{share}</tr>'
+
+    @cached_property
+    def inspected(self) -> tuple[Any, Any]:
+        """Model and image processor that record attention, opened at the first click."""
+        return open_for_inspection(self.model.source)
+
+    def attend(self, photo: bytes | None, event: gr.SelectData) -> Any:
+        """Return a picture of the attention of the last block from the clicked point, averaged over its heads."""
+        if photo is None or find_image_error(photo, self.limits.max_pixels):
+            return gr.update(**HIDDEN)
+        x, y = event.index
+        one = Inspection(*self.inspected, self.decode(photo), (x, y))
+        recorded = one.record_attention()
+        heat = attention_maps(recorded, one.patch(recorded.grid))[-1].mean(dim=0)  # (h, w)
+        picture = Image.fromarray(overlay_heat(one.picture, heat))
+        scale = picture.width / one.photo.width
+        for radius, color in ((max(picture.size) / 80, "black"), (max(picture.size) / 100, "white")):
+            ImageDraw.Draw(picture).circle((x * scale, y * scale), radius, outline=color, width=3)
+        return gr.update(value=picture, visible=True, label=f"Attention of the point {x}, {y}")
+
+
+def add_page(models: Sequence[ServedModel], limits: Limits, app: FastAPI) -> Any:
+    """Add the page to an application, at `/`, and return its own application.
+
+    Photos are stored for ten minutes in the folder that the environment variable `GRADIO_TEMP_DIR` names.
+    """
+    with gr.Blocks(title="hf-vit", analytics_enabled=False, delete_cache=(60, 600), fill_width=True) as page:
+        gr.Markdown(HINT)
+        with gr.Row():
+            with gr.Column(scale=2, min_width=320):
+                sources = ["upload", "clipboard", "webcam"]
+                photo: Any = gr.Image(label="Photo", sources=sources, height=420, buttons=["fullscreen"])
+                photo.preprocess = read_upload
+            with gr.Column(scale=2 * len(models), min_width=320), gr.Row():
+                panels = [Panel(model, limits) for model in models if model.predictor is not None]
+        options: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
+        for panel in panels:
+            photo.change(panel.answer, photo, panel.outputs, **options)
+            photo.select(panel.attend, photo, panel.attention, **options)
+
+    async def upload(request: Request) -> list[str]:
+        # Replaces the upload of gradio, which stores files under the names that clients send.
+        files = []
+        async with request.form() as form:
+            for sent in (sent for sent in form.getlist("files") if not isinstance(sent, str)):
+                with tempfile.NamedTemporaryFile(dir=os.environ["GRADIO_TEMP_DIR"], delete=False) as file:
+                    file.write(await sent.read())
+                files.append(file.name)
+        page.upload_file_set.update(files)
+        return files
+
+    app.add_api_route("/gradio_api/upload", upload, methods=["POST"], include_in_schema=False)
+    options = {"theme": gr.themes.Default(primary_hue="blue"), "css": STYLE, "footer_links": [], "run_history": False}
+    gr.mount_gradio_app(app, page, "/", ssr_mode=False, **options)
+    return vars(app.routes[-1])["app"]
+
+
+class PageServer(uvicorn.Server):
+    """Server that closes the connections of open pages when it stops, and finishes other requests."""
+
+    def __init__(self, config: uvicorn.Config, page: Any) -> None:
+        super().__init__(config)
+        self.page = page
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop the server."""
+        self.page.stop_event.set()
+        super().handle_exit(sig, frame)
+
+
+def read_upload(payload: Any) -> bytes | None:
+    """Return the content of an uploaded photo. gradio has checked that the path is in the folder of uploads."""
+    return None if payload is None else Path(payload.path).read_bytes()
