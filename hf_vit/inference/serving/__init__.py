@@ -2,10 +2,6 @@
 
 import os
 import shutil
-import signal
-import socket
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -84,25 +80,15 @@ def serve_models(
         return
     check_packages("hf-vit serve", *PACKAGES, extra="serve")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    import uvicorn
-
-    from .app import Limits, build_app
-    from .page import PageServer, add_page
+    from .app import Limits
+    from .page import run_server
     from .served_model import open_models
 
     given = {"top_k": top_k, "candidate_labels": labels, "threshold": None, "nms_threshold": None, "subtask": None}
     options = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     opened = open_models(models, given, batch_size, max_queue, **options)
     limits = Limits(round(max_megabytes * 1e6), max_pixels, timeout)
-    # uvicorn raises the signal again after the shutdown. Exit normally then, so that the temporary folder is removed.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder, socket.create_server((host, port)) as listener:
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        app = build_app(opened, limits, token)
-        page = add_page(opened, limits, app)
-        report(f"Serving {', '.join(model.name for model in opened)} at http://{host}:{listener.getsockname()[1]}")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=round(timeout) + 1)
-        PageServer(config, page).run(sockets=[listener])
+    run_server(opened, limits, token, host, port, report)
 
 
 def write_space(models: Sequence[str], folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 import html
 import os
+import signal
+import socket
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +26,7 @@ from ...visualize.figures import as_picture
 from ...visualize.inspection import Inspection, open_for_inspection
 from ...visualize.patches import overlay_heat
 from ..writers import labels_of
-from .app import Limits
+from .app import Limits, build_app
 from .batching import QueueFullError
 from .served_model import ServedModel, find_image_error, make_inputs
 
@@ -177,6 +180,11 @@ def add_page(models: Sequence[ServedModel], limits: Limits, app: FastAPI) -> Any
     return vars(app.routes[-1])["app"]
 
 
+def read_upload(payload: Any) -> bytes | None:
+    """Return the content of an uploaded photo. gradio has checked that the path is in the folder of uploads."""
+    return None if payload is None else Path(payload.path).read_bytes()
+
+
 class PageServer(uvicorn.Server):
     """Server that closes the connections of open pages when it stops, and finishes other requests."""
 
@@ -190,6 +198,21 @@ class PageServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def read_upload(payload: Any) -> bytes | None:
-    """Return the content of an uploaded photo. gradio has checked that the path is in the folder of uploads."""
-    return None if payload is None else Path(payload.path).read_bytes()
+def run_server(
+    models: Sequence[ServedModel],
+    limits: Limits,
+    token: str | None,
+    host: str,
+    port: int,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Serve models with the page until the process receives SIGTERM or SIGINT; see `serve_models`."""
+    # uvicorn raises the signal again after the shutdown. Exit normally then, so that the temporary folder is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder, socket.create_server((host, port)) as listener:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        app = build_app(models, limits, token)
+        page = add_page(models, limits, app)
+        report(f"Serving {', '.join(model.name for model in models)} at http://{host}:{listener.getsockname()[1]}")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=round(limits.timeout) + 1)
+        PageServer(config, page).run(sockets=[listener])
