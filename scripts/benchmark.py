@@ -26,6 +26,7 @@ SUBJECTS = {
     "loading": "time and memory to load a checkpoint, compared with transformers",
     "pipelines": "images per second from files to labels, compared with the stock pipeline",
     "serving": "images per second and latency with many clients, compared with the stock pipeline",
+    "http_serving": "images per second and latency with many clients over HTTP, and a soak",
     "reading": "images per second from folders, parquet and tar files, as datasets and as streams",
     "learning": "scores compared with transformers' models that train for the same time",
     "reconstruction": "quality of an autoencoder, compared with JPEG at equal bytes",

@@ -6,10 +6,9 @@ with one request after another. Images per second and latency are reported.
 """
 
 import io
-import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -20,12 +19,12 @@ from PIL import Image
 from transformers import ImageClassificationPipeline, pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.inference.serving.batching import BatchThread
 
 from .harness import DTYPES, RoundArguments, describe_run, in_rounds, make_photos, print_header, print_row, save
 
 
 PERCENTILES = (0.5, 0.95, 0.99)
-STOP = None  # special request that stops the server
 
 
 @dataclass(kw_only=True)
@@ -41,51 +40,6 @@ class Arguments(RoundArguments):
     num_requests: int = field(default=512, metadata={"help": "number of requests per measurement"})
     batch_size: int = field(default=64, metadata={"help": "maximum number of images per batch"})
     rounds: int = 3
-
-
-class Server:
-    """Server thread that answers all waiting requests in one batch.
-
-    Args:
-        answer: Function that returns the answers for a list of images.
-        batch_size: Maximum number of images per batch.
-    """
-
-    def __init__(self, answer: Callable[[list[Any]], Sequence[Any]], batch_size: int) -> None:
-        self.answer, self.batch_size = answer, batch_size
-        self.requests = queue.SimpleQueue[tuple[Any, Future[Any]] | None]()
-        self.thread = threading.Thread(target=self.serve)
-
-    def __enter__(self) -> "Server":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.requests.put(STOP)
-        self.thread.join()
-
-    def __call__(self, image: Any) -> Any:
-        """Return the answer for one image. Raise the error of `answer` if it fails for the batch of the image."""
-        future = Future[Any]()
-        self.requests.put((image, future))
-        return future.result()
-
-    def serve(self) -> None:
-        """Answer all waiting requests in batches until the server is stopped."""
-        while (request := self.requests.get()) is not STOP:
-            batch = [request]
-            while len(batch) < self.batch_size and not self.requests.empty():
-                if (further := self.requests.get()) is STOP:
-                    self.requests.put(STOP)
-                    break
-                batch.append(further)
-            images, futures = zip(*batch, strict=True)
-            try:
-                for future, answered in zip(futures, self.answer(list(images)), strict=True):
-                    future.set_result(answered)
-            except Exception as error:  # `__call__` raises the error in each waiting client.
-                for future in futures:
-                    future.set_exception(error)
 
 
 def open_and_answer(answer: Callable[[Any], Any], photos: Any) -> Any:
@@ -110,9 +64,9 @@ def send_requests(answer: Callable[[bytes], Any], photos: list[bytes], args: Arg
 
 
 def serve(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests to a server with dynamic batches; return the times as `send_requests` does."""
-    with Server(answer, args.batch_size) as server:
-        return send_requests(server, photos, args)
+    """Send all requests to a thread with dynamic batches; return the times as `send_requests` does."""
+    with BatchThread(answer, args.batch_size) as thread:
+        return send_requests(lambda photo: thread.submit([photo])[0].result(), photos, args)
 
 
 def answer_in_turn(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:

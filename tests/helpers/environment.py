@@ -34,5 +34,6 @@ def isolate() -> None:
     headers.mkdir(exist_ok=True)
     TEMPORARY.joinpath(headers.name).symlink_to(headers)
     folders = {"HF_HOME": "huggingface", "XDG_CACHE_HOME": "cache", "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis"}
+    folders |= {"GRADIO_TEMP_DIR": "gradio"}
     os.environ.update({name: str(PLACE / folder) for name, folder in folders.items()})
     os.environ.update(NO_COUNTING, HOME=str(HOME), NO_PROXY="*")

@@ -21,6 +21,7 @@ PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
 # Environment variables that torch reads at import.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 NO_COUNTING = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",

@@ -2,7 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -79,16 +83,25 @@ def serve_models(
         report(f"Wrote the Space {space}. Upload it: hf upload --repo-type space USER/NAME {space}")
         return
     check_packages("hf-vit serve", *PACKAGES, extra="serve")
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    from .app import Limits
-    from .page import run_server
-    from .served_model import open_models
+    with configure_gradio():
+        from .app import Limits
+        from .page import run_server
+        from .served_model import open_models
 
-    given = {"top_k": top_k, "candidate_labels": labels, "threshold": None, "nms_threshold": None, "subtask": None}
-    options = {"optimize": optimize, "trust_remote_code": trust_remote_code}
-    opened = open_models(models, given, batch_size, max_queue, **options)
-    limits = Limits(round(max_megabytes * 1e6), max_pixels, timeout)
-    run_server(opened, limits, token, host, port, report)
+        given = {"top_k": top_k, "candidate_labels": labels}
+        options = {"optimize": optimize, "trust_remote_code": trust_remote_code}
+        opened = open_models(models, given, batch_size, max_queue, **options)
+        run_server(opened, Limits(round(max_megabytes * 1e6), max_pixels, timeout), token, host, port, report)
+
+
+@contextmanager
+def configure_gradio() -> Iterator[None]:
+    """Context manager that turns off usage statistics, and removes the photos of the page also after SIGTERM."""
+    # uvicorn raises the signal again after the shutdown.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder:
+        os.environ |= {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
+        yield
 
 
 def write_space(models: Sequence[str], folder: Path) -> None:

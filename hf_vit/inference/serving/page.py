@@ -2,9 +2,7 @@
 
 import html
 import os
-import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -59,9 +57,11 @@ class Panel:
         self.model, self.predictor, self.limits = model, model.predictor, limits
         with gr.Column(min_width=240):
             self.heading = gr.HTML(self.title(), padding=False)
-            self.slider = gr.ImageSlider(label="Photo and prediction", visible=False, format="jpeg", max_height=520)
+            options: dict[str, Any] = {"visible": False, "format": "jpeg", "buttons": ["fullscreen"]}
+            label = "Photo and prediction"
+            self.slider = gr.ImageSlider(label=label, max_height=520, elem_classes="overlay", **options)
             self.table = gr.HTML(EMPTY, padding=False)
-            self.attention = gr.Image(visible=False, interactive=False, format="jpeg", buttons=["fullscreen"])
+            self.attention = gr.Image(interactive=False, elem_classes="attention", **options)
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
@@ -207,10 +207,7 @@ def run_server(
     report: Callable[[str], None] = print,
 ) -> None:
     """Serve models with the page until the process receives SIGTERM or SIGINT; see `serve_models`."""
-    # uvicorn raises the signal again after the shutdown. Exit normally then, so that the temporary folder is removed.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder, socket.create_server((host, port)) as listener:
-        os.environ["GRADIO_TEMP_DIR"] = folder
+    with socket.create_server((host, port)) as listener:
         app = build_app(models, limits, token)
         page = add_page(models, limits, app)
         report(f"Serving {', '.join(model.name for model in models)} at http://{host}:{listener.getsockname()[1]}")

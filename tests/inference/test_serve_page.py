@@ -1,0 +1,97 @@
+"""Test the page of `hf-vit serve` in headless Chromium: upload, answers, overlay, attention, and errors."""
+
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from PIL import Image
+from playwright.sync_api import Page, expect, sync_playwright
+
+import hf_vit
+from hf_vit.inference.serving.app import Limits, build_app
+from hf_vit.inference.serving.page import PageServer, add_page
+from hf_vit.inference.serving.served_model import open_models
+
+from ..helpers.images import noise
+from ..helpers.models import save_model, small_config
+from ..helpers.references import draw_weights
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+WAIT = 20_000  # milliseconds
+
+
+@contextmanager
+def serving(models: list[str]) -> Iterator[str]:
+    """Serve models with the page on a port of this machine, with the token "key", and return the address."""
+    opened, limits = open_models(models, {"top_k": 3}), Limits(max_pixels=1_000_000)
+    app = build_app(opened, limits, token="key")
+    page = add_page(opened, limits, app)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = PageServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5), page)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.handle_exit(0, None)
+            thread.join()
+
+
+@contextmanager
+def browser_page(tmp_path: Path) -> Iterator[Page]:
+    """Return a page of a browser that keeps its files in a folder and sends the token "key" when it is asked."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    with sync_playwright() as playwright:
+        environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, env=environment)
+        page = browser.new_page(http_credentials={"username": "", "password": "key"})
+        page.set_default_timeout(WAIT)
+        yield page
+        browser.close()
+
+
+def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) -> None:
+    names, labels = ["classes <b>", "places"], {f"<i>{number}": number for number in range(5)}
+    for name, kind in zip(
+        names, (hf_vit.HfViTForImageClassification, hf_vit.HfViTForSemanticSegmentation), strict=True
+    ):
+        model = kind(small_config(label2id=labels, id2label={number: label for label, number in labels.items()}))
+        draw_weights(model)
+        save_model(model, tmp_path / name)
+    (photo, broken) = tmp_path / "photo.png", tmp_path / "broken.png"
+    Image.fromarray(noise(60, 90, 3)).save(photo)
+    broken.write_bytes(photo.read_bytes()[:500])
+    lines = [hf_vit.predict(tmp_path / name, photo)[0] for name in names]
+    with browser_page(tmp_path) as page, serving([str(tmp_path / name) for name in names]) as address:
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        page.locator("input[type=file]").first.set_input_files(photo)
+        expect(page.locator(".quiet").filter(has_text=re.compile(r"\d ms$"))).to_have_count(2, timeout=WAIT)
+        assert page.locator("h3").all_inner_texts() == names
+        rows = page.locator(".rows tr").all_inner_texts()
+        expected = [*lines[0]["top_k"], *lines[1]["classes"]]
+        assert [re.split(r"\s+", row)[:2] for row in rows] == [[p["label"], f"{p['score']:.3f}"] for p in expected]
+        expect(page.locator(".overlay img").first).to_be_visible()
+        colors = {own.evaluate("chip => getComputedStyle(chip).background") for own in page.locator(".chip").all()}
+        assert len(colors) == len(lines[1]["classes"])
+        page.locator("img[src*='/file=']").first.click()
+        expect(page.locator(".attention img")).to_have_count(2, timeout=WAIT)
+        page.get_by_label("Remove Image").click()
+        expect(page.get_by_text("No photo yet.")).to_have_count(2)
+        page.locator("input[type=file]").first.set_input_files(broken)
+        expect(page.locator(".error")).to_have_count(2, timeout=WAIT)
+        assert all("cannot be decoded" in text for text in page.locator(".error").all_inner_texts())
+        assert all(url.startswith((address, "data:", "blob:")) for url in requests), requests
