@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -108,8 +109,10 @@ def running(args: Arguments) -> Iterator[tuple[str, psutil.Process]]:
             process.join()
 
 
-async def send_all(address: str, model: str, photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests; return the latencies in seconds, sorted, followed by the total time in seconds."""
+async def send_all(
+    address: str, server: psutil.Process, photos: list[bytes], args: Arguments, model: str
+) -> list[float]:
+    """Send all requests; return the sorted latencies, the total time, and the CPU time of the server, in seconds."""
     numbers, latencies = iter(range(args.num_requests)), list[float]()
 
     async def client(http: httpx.AsyncClient) -> None:
@@ -121,31 +124,30 @@ async def send_all(address: str, model: str, photos: list[bytes], args: Argument
             response.raise_for_status()
             latencies.append(time.perf_counter() - start)
 
-    start = time.perf_counter()
+    start, used = time.perf_counter(), sum(server.cpu_times()[:2])
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=httpx.Limits(max_connections=None)) as http:
         await asyncio.gather(*(client(http) for _ in range(args.num_clients)))
-    return [*sorted(latencies), time.perf_counter() - start]
+    return [*sorted(latencies), time.perf_counter() - start, sum(server.cpu_times()[:2]) - used]
 
 
 def measure(args: Arguments) -> list[list[Any]]:
     """Measure all ways in interleaved rounds, and return the rows of the table."""
     photos = [photo for size in SIZES for photo in make_photos(size, count=4)]
     random.Random(0).shuffle(photos)
-    with running(args) as (address, _):
-        ways = {
-            name: partial(lambda name: asyncio.run(send_all(address, name, photos, args)), name)
-            for name in (ONE_BY_ONE, IN_BATCHES, OURS)
-        }
+    names = (ONE_BY_ONE, IN_BATCHES, OURS)
+    with running(args) as (address, server):
+        send = partial(send_all, address, server, photos, args)
+        ways = {name: partial(lambda name: asyncio.run(send(name)), name) for name in names}
         for way in ways.values():
             way()  # warm up
         rounds = list(in_rounds(ways, args.rounds))
     rows: list[list[Any]] = []
-    for name in ways:
-        seconds = sorted(second for found in rounds for second in found[name][:-1])
+    for name in names:
+        seconds = sorted(second for found in rounds for second in found[name][:-2])
         late = [1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))] for share in PERCENTILES]
-        whole = sorted(found[name][-1] for found in rounds)[len(rounds) // 2]
-        ratios = sorted(found[ONE_BY_ONE][-1] / found[name][-1] for found in rounds)
-        rows.append([name, args.num_requests / whole, ratios[len(ratios) // 2], *late])
+        whole, used = (median(found[name][place] for found in rounds) for place in (-2, -1))
+        ratio = median(found[ONE_BY_ONE][-1] / found[name][-1] for found in rounds)
+        rows.append([name, args.num_requests / whole, *late, args.num_requests / used, ratio])
     return rows
 
 
@@ -258,7 +260,8 @@ def main(args: Arguments) -> None:
         rows = run_soak(args)
     else:
         rows = measure(args)
-        print_header("", "images/s", "ratio", *(f"p{100 * share:.0f} ms" for share in PERCENTILES))
+        late = (f"p{100 * share:.0f} ms" for share in PERCENTILES)
+        print_header("", "images/s", *late, "images per second of CPU time", "ratio")
         for row in rows:
             print_row(*row)
     save({**run, "rows": rows}, args.output)

@@ -24,7 +24,7 @@ from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = shutil.which("chromium")
 WAIT = 20_000  # milliseconds
 
 

@@ -60,8 +60,8 @@ class Panel:
             options: dict[str, Any] = {"visible": False, "format": "jpeg", "buttons": ["fullscreen"]}
             label = "Photo and prediction"
             self.slider = gr.ImageSlider(label=label, max_height=520, elem_classes="overlay", **options)
-            self.table = gr.HTML(EMPTY, padding=False)
             self.attention = gr.Image(interactive=False, elem_classes="attention", **options)
+            self.table = gr.HTML(EMPTY, padding=False)
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
