@@ -216,6 +216,7 @@ async def wait_for_answers(request: Request, futures: Sequence[Future[Any]], tim
             pass
 
     answers = asyncio.gather(*map(asyncio.wrap_future, futures))
+    answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs an unread error
     disconnect = asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait((answers, disconnect), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
