@@ -24,7 +24,7 @@ from ..model.remote_code import raising_remote_code_error
 from ..options.field import COUNT, PROBABILITY
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize.figures import arrange_pages, arrange_tiles
-from .predictor import Predictor, read_box_file
+from .predictor import Boxes, Predictor, read_box_file
 from .shards import write_prediction_shards
 from .sources import URL, Source, VideoWriter, find_sources, name_outputs
 from .writers import LABELED, ZERO_SHOT, Writer, draw_label_below, find_writer
@@ -132,13 +132,12 @@ def _predict(
     listed = list(sources) if draws or places.boxes is not None else []
     writer = _find_writer(model, given, places.boxes, draws=draws)
     boxes = None if places.boxes is None else read_box_file(places.boxes, listed)
-    pipe = _open_pipeline(model, writer.pipeline, **opening, is_distributed=shard_folder is not None)
-    predictor = Predictor(pipe, writer, _call_options(writer, pipe, given), boxes)
+    predictor = open_predictor(model, writer, given, boxes, **opening, is_distributed=shard_folder is not None)
     if shard_folder is not None:
         rows_per_shard = places.rows_per_shard or ROWS_PER_SHARD
         yield from write_prediction_shards(predictor, model, inputs, shard_folder, rows_per_shard, opening["optimize"])
         return
-    outputs = OutputFiles(writer, pipe.model.config, places)
+    outputs = OutputFiles(writer, predictor.pipe.model.config, places)
     for source, line, answer in predictor(outputs.plan(listed) if listed else sources):
         yield line | ({} if answer is None else outputs.add(source, line, answer))
     outputs.close()
@@ -196,10 +195,30 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     return writer
 
 
-def _open_pipeline(
-    model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool, is_distributed: bool
-) -> Pipeline:
-    """Opens the pipeline of a task. If `optimize` is set, optimizes the model and logs the measurements."""
+def open_predictor(
+    model: str,
+    writer: Writer,
+    given: Mapping[str, Any],
+    boxes: Boxes | None = None,
+    *,
+    batch_size: int,
+    optimize: bool = False,
+    trust_remote_code: bool = False,
+    is_distributed: bool = False,
+) -> Predictor:
+    """Opens the pipeline of a model. If `optimize` is set, optimizes the model and logs the measurements.
+
+    Args:
+        model: Folder of a saved model, or its name on the Hub.
+        writer: Writer for the predictions of the model.
+        given: Options of the pipeline call; None means the default.
+        boxes: Object boxes of each image, see `read_box_file`.
+        batch_size: Number of images or objects per forward pass, for the tasks in `BATCHED`.
+        optimize: Whether to optimize the model.
+        trust_remote_code: Whether to run Python code stored with the model.
+        is_distributed: Whether several processes predict, each on its own device.
+    """
+    task = writer.pipeline
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     options |= {"device": open_processes().device} if is_distributed else {}
@@ -210,7 +229,7 @@ def _open_pipeline(
     elif optimize:
         report, kept = pipe.fast_model.report, pipe.fast_model.report.best
         logger.warning(f"{report}\nKept: {kept.name}, {kept.ratio:.2f} times as fast as the original model.")
-    return pipe
+    return Predictor(pipe, writer, _call_options(writer, pipe, given), boxes)
 
 
 def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Predictor:
         boxes: Object boxes of each image, see `read_box_file`.
     """
 
-    def __init__(self, pipe: Pipeline, writer: Writer, options: dict[str, Any], boxes: Boxes | None) -> None:
+    def __init__(self, pipe: Pipeline, writer: Writer, options: dict[str, Any], boxes: Boxes | None = None) -> None:
         self.pipe, self.writer, self.options, self.boxes = pipe, writer, options, boxes
         self.best_missed, self.has_found = list[float](), False  # best score of all images without predictions
 
@@ -64,7 +64,7 @@ class Predictor:
         """Yields each image with its dictionary and the output of the pipeline, or None if it cannot be read."""
         for chunk in in_chunks(sources):
             inputs = Inputs(chunk, self.boxes, self.pipe)
-            for index, answer in enumerate(self._answers(inputs)):
+            for index, answer in enumerate(self.answers(inputs)):
                 source = chunk[index]
                 line: dict[str, Any] = {"file": source.file}
                 if source.frame is not None:
@@ -73,9 +73,9 @@ class Predictor:
                     kind = "a video" if source.is_video else "an image"
                     yield source, {**line, "error": f"{source.file} cannot be read as {kind}: {answer['error']}"}, None
                 else:
-                    yield source, line | self._describe(answer, inputs, index), answer
+                    yield source, line | self.describe(answer, inputs, index), answer
 
-    def _answers(self, inputs: Inputs) -> Iterator[Any]:
+    def answers(self, inputs: Inputs) -> Iterator[Any]:
         """Yields the prediction for each image, or `{"error": ...}` if the image cannot be read."""
         if inputs.are_encoded:
             yield from self.pipe(inputs, on_error="return", **self.options)
@@ -88,7 +88,7 @@ class Predictor:
             else:
                 yield self.pipe(image, **self.options)
 
-    def _describe(self, answer: Any, inputs: Inputs, index: int) -> dict[str, Any]:
+    def describe(self, answer: Any, inputs: Inputs, index: int) -> dict[str, Any]:
         """Returns the JSON-compatible prediction, with `best_score` if no score is above the threshold."""
         line = self.writer.describe(answer, self.pipe.model.config)
         if "threshold" in self.options and not self.writer.scores(answer):

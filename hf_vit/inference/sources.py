@@ -6,7 +6,7 @@ Shapes: H W pixels of a frame, N frames.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     """
 
     file: str
-    rows: datasets.Dataset | None = None
+    rows: datasets.Dataset | Sequence[Mapping[str, Any]] | None = None
     number: int = 0
     frame: Frame | None = None
     fault: str = ""

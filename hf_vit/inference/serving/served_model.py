@@ -15,7 +15,9 @@ from ...model.modeling_hf_vit import HfViTImageFeatureExtractionPipeline, HfViTM
 from ...model.pipeline_hf_vit import ModelInput
 from ...model.pretrained import HfViTPreTrainedModel, read_config
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
-from ..predict import Inputs, Predictor, Source, open_predictor
+from ..predict import open_predictor
+from ..predictor import Inputs, Predictor
+from ..sources import Source
 from ..writers import ZERO_SHOT, find_writer
 from .batching import BatchThread
 
@@ -43,7 +45,7 @@ def find_image_error(image: bytes, max_pixels: int) -> str | None:
 def make_inputs(images: Sequence[bytes], predictor: Predictor) -> Inputs:
     """Return encoded images as inputs of a pipeline."""
     rows = [{"image": {"bytes": image, "path": None}} for image in images]
-    return Inputs([Source(Path(NAME), rows, number) for number in range(len(rows))], None, predictor.pipe)
+    return Inputs([Source(NAME, rows, number) for number in range(len(rows))], None, predictor.pipe)
 
 
 class EmbeddingPipeline(HfViTImageFeatureExtractionPipeline):
@@ -106,7 +108,7 @@ class ServedModel:
         inputs, found = make_inputs(images, self.predictor), []
         for number, answer in enumerate(self.predictor.answers(inputs)):
             is_error = "error" in answer
-            line = refusal(answer) if is_error else self.predictor.describe(answer, inputs[number], NAME)
+            line = refusal(answer) if is_error else self.predictor.describe(answer, inputs, number)
             found.append((line, answer))
         return found
 
@@ -147,7 +149,14 @@ def open_models(
         writer, predictor = find_writer(read_config(source), None), None
         is_image_text = writer is not None and writer.pipeline == ZERO_SHOT
         if writer is not None and (not is_image_text or given.get("candidate_labels")):
-            predictor = open_predictor(source, writer, given, batch_size, optimize, trust_remote_code)
+            predictor = open_predictor(
+                source,
+                writer,
+                given,
+                batch_size=batch_size,
+                optimize=optimize,
+                trust_remote_code=trust_remote_code,
+            )
         embedder = open_embedder(source, is_image_text, predictor)
         if predictor is None and embedder is None:
             raise ValueError(f"{source} supports neither predictions nor embeddings.")
