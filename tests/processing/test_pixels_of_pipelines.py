@@ -23,7 +23,7 @@ from hf_vit.data.checks import has_transparency
 from hf_vit.data.datasets import TargetDataset
 from hf_vit.data.targets import image_only, label_target
 from hf_vit.features.extraction import ImageReader
-from hf_vit.inference.predict import open_image
+from hf_vit.inference.sources import open_image
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
