@@ -25,6 +25,7 @@ SUBJECTS = {
     "growth": "time and memory by image size, batch size, depth and queries, compared with a prediction",
     "loading": "time and memory to load a checkpoint, compared with transformers",
     "pipelines": "images per second from files to labels, compared with the stock pipeline",
+    "tiles": "object detection in large composites with and without tiles",
     "serving": "images per second and latency with many clients, compared with the stock pipeline",
     "http_serving": "images per second and latency with many clients over HTTP, and a soak",
     "reading": "images per second from folders, parquet and tar files, as datasets and as streams",

@@ -17,11 +17,12 @@ from transformers.utils import logging
 from ..data.formats.files import VIDEO_SUFFIXES, is_system
 from ..data.shards import open_processes
 from ..extras import check_packages
+from ..model.large_images import check_tiles
 from ..model.nested_options import check_thresholds
 from ..model.pipeline_hf_vit import BatchedImagePipeline, trained_threshold
 from ..model.pretrained import check_trained, read_config
 from ..model.remote_code import raising_remote_code_error
-from ..options.field import COUNT, PROBABILITY
+from ..options.field import COUNT, PROBABILITY, SHARE_LEFT_OUT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize.figures import arrange_pages, arrange_tiles
 from .predictor import Boxes, Predictor, read_box_file
@@ -50,6 +51,8 @@ def predict_files(
     boxes: Path | None = None,
     labels: Sequence[str] | None = None,
     subtask: Annotated[str | None, ("panoptic", "instance", "semantic")] = None,
+    tile_size: Annotated[int | None, COUNT] = None,
+    overlap: Annotated[float | None, SHARE_LEFT_OUT] = None,
     rows_per_shard: Annotated[int | None, COUNT] = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
@@ -66,12 +69,14 @@ def predict_files(
         picture: File for a picture of the first 100 images, or for a labeled video such as labeled.mp4; further
             pages and videos are named `name-2.png` and so on.
         top_k: Number of labels per image, most likely first.
-        batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
+        batch_size: Number of images (classification), objects (keypoints) or tiles per forward pass.
         threshold: Minimum score of a segment, object or keypoint; by default the value selected in training, else 0.5.
         nms_threshold: IoU above which two objects of a class are duplicates; the one of lower score is removed.
         boxes: JSON lines file of detected objects, see `read_box_file`; by default, each whole image is an object.
         labels: Candidate texts for an image-text model, such as cat "a red car".
         subtask: "panoptic", "instance" or "semantic"; by default the subtask of the image processor.
+        tile_size: Side length in pixels of tiles, for small objects and details in large images; by default no tiles.
+        overlap: Overlap of neighboring tiles as a share of their size; 0.2 by default.
         rows_per_shard: Write parquet files with the predictions of N images or videos each into output_dir. An
             interrupted run is resumed by the same command. The default is 4096 for several processes.
         optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
@@ -90,7 +95,7 @@ def predict_files(
     """
     places = Places(output_dir, picture, boxes, rows_per_shard, overwrite)
     given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask}
-    given |= {"top_k": top_k, "candidate_labels": None if labels is None else list(labels)}
+    given |= {"top_k": top_k, "candidate_labels": labels and list(labels), "tile_size": tile_size, "overlap": overlap}
     opening = {"batch_size": batch_size, "optimize": optimize, "trust_remote_code": trust_remote_code}
     yield from _predict(model, [os.fspath(path) for path in inputs], places, given, opening)
 
@@ -184,6 +189,7 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
         )
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
+    check_tiles(given["tile_size"], given["overlap"], str(name))
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which is not supported. Give a model for image classification, "
@@ -220,7 +226,7 @@ def open_predictor(
     """
     task = writer.pipeline
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
-    options |= {"batch_size": batch_size} if task in BATCHED else {}
+    options |= {"batch_size": batch_size} if task in BATCHED or given.get("tile_size") else {}
     options |= {"device": open_processes().device} if is_distributed else {}
     with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
@@ -239,7 +245,8 @@ def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> d
     """
     chosen = {} if writer.task_config is None else trained_threshold(pipe.model.config, writer.task_config)
     values = {**writer.options, **chosen, **{name: value for name, value in given.items() if value is not None}}
-    return {name: values[name] for name in writer.options if values[name] is not None}
+    names = (*writer.options, "tile_size", "overlap")
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 class OutputFiles:

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
 from .configuration_hf_vit import INSTALL_COMMAND
+from .large_images import DEFAULT_OVERLAP, Pair, check_tiles, place_tiles
 from .nested_options import check_thresholds
 from .pretrained import check_trained
 from .task_configurations import TASK_CONFIGS
@@ -108,19 +109,23 @@ class ReadAhead(Generic[S, T]):
 
 @dataclass(eq=False)
 class ModelInput:
-    """One model input, created from a whole image or from the crop of an object.
+    """One model input, created from a whole image, from a tile of it, or from the crop of an object.
 
     Attributes:
         pixels: Resized pixels (C, h, w), not normalized.
-        size: Height and width of the original image in pixels.
+        size: Height and width of the original image, or of the tile, in pixels.
         box: If the input is a crop, the box (4,) of the object as left, top, right and bottom in pixels.
+        place: Row and column of the first pixel of a tile in the image.
+        is_tiled: Whether the input is a tile, or the whole of an image with tiles.
         answer: Result of the pipeline for this input.
         has_result: Whether `answer` is set.
     """
 
     pixels: Tensor
-    size: tuple[int, int]
+    size: Pair
     box: Tensor | None = None
+    place: Pair = (0, 0)
+    is_tiled: bool = False
     answer: Any = None
     has_result: bool = False
 
@@ -162,6 +167,10 @@ class BatchedImagePipeline(Pipeline):
         on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
         optimize: True, or a dictionary of options, to apply `optimize_for_inference` to the model. The model is
             optimized for one batch size, which becomes that of the pipeline; on a CPU, the default is 1.
+        tile_size: Height and width in pixels, or one number for both, of the tiles into which larger images are split,
+            for object detection, semantic segmentation and depth estimation. It can also be passed to a call.
+            `batch_size` then limits the number of tiles; a call with one image uses that of the pipeline.
+        overlap: Overlap of neighboring tiles as a share of their size, in [0, 1); 0.2 by default.
     """
 
     stock: ClassVar[type[Pipeline] | None] = None
@@ -204,16 +213,18 @@ class BatchedImagePipeline(Pipeline):
         return [] if is_empty else super().__call__(*args, **kwargs)
 
     def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
-        on_error = kwargs.pop("on_error", None)
+        on_error, tile_size, overlap = (kwargs.pop(name, None) for name in ("on_error", "tile_size", "overlap"))
+        tiles = check_tiles(tile_size, overlap, type(self.model).__name__)
         check_thresholds(**{name: value for name, value in kwargs.items() if name.endswith("threshold")})
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
-        return {**preprocess, **check_on_error(on_error)}, forward, postprocess
+        return {**preprocess, **check_on_error(on_error), **tiles}, forward, postprocess
 
     def run_single(self, inputs: Any, preprocess_params: Any, forward_params: Any, postprocess_params: Any) -> Any:
         """Returns the result for one image."""
         if not self._is_fast(preprocess_params):
             return super().run_single(inputs, preprocess_params, forward_params, postprocess_params)
-        return next(self._answers([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
+        size = self._batch_size if "tile_size" in preprocess_params else 1
+        return next(self._answers([inputs], 0, size, preprocess_params, forward_params, postprocess_params))
 
     def get_iterator(
         self, inputs: Any, num_workers: Any, batch_size: Any, preprocess_params: Any, *others: Any
@@ -231,11 +242,13 @@ class BatchedImagePipeline(Pipeline):
         # Compare names instead of classes: remote code is imported twice, for the pipeline and the image processor.
         name = type(self.image_processor).__name__
         is_ours = name.startswith("HfViTImageProcessor")
-        if not is_ours and "on_error" in preprocess_params:
+        for option in {"on_error", "tile_size"} & preprocess_params.keys() if not is_ours else ():
             raise ValueError(
-                f"on_error={preprocess_params['on_error']!r} requires an image processor of hf_vit, but this is a "
-                f"{name}. Omit on_error."
+                f"{option}={preprocess_params[option]!r} requires an image processor of hf_vit, but this is a {name}. "
+                f"Omit {option}."
             )
+        if "overlap" in preprocess_params and "tile_size" not in preprocess_params:
+            raise ValueError(f"overlap={preprocess_params['overlap']!r} needs tiles. Set tile_size.")
         return is_ours
 
     def _answers(
@@ -258,11 +271,11 @@ class BatchedImagePipeline(Pipeline):
                 answer(parts[:size])
                 del parts[:size]
             while waiting and all(part.has_result for part in waiting[0].parts):
-                yield self._answer_of(waiting.popleft())
+                yield self._answer_of(waiting.popleft(), postprocess)
         if parts:
             answer(parts)
         for photo in waiting:
-            yield self._answer_of(photo)
+            yield self._answer_of(photo, postprocess)
 
     def _read_all(
         self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
@@ -302,18 +315,23 @@ class BatchedImagePipeline(Pipeline):
         """Runs the model on batches of inputs with the same shape and dtype, and stores the results in the inputs."""
         groups: dict[Any, list[ModelInput]] = {}
         for part in parts:
-            groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
+            groups.setdefault((part.pixels.shape, part.pixels.dtype, part.is_tiled), []).append(part)
         for group in groups.values():
             with self.device_placement(), self.get_inference_context()():
                 pixels = [part.pixels for part in group]
                 inputs = self.image_processor.finish_batch(pixels, options, self.device).to(self.dtype)
                 outputs = self.run_model(inputs, **forward)
-                answers = self.decode(outputs, group, **postprocess)
+                decode = self.decode_tiles if group[0].is_tiled else self.decode
+                answers = decode(outputs, group, **postprocess)
             for part, answer in zip(group, answers, strict=True):
                 part.answer, part.has_result = answer, True
 
-    def _answer_of(self, photo: Photo) -> Any:
-        return self.join_results(photo.parts) if photo.error is None else {"error": photo.error}
+    def _answer_of(self, photo: Photo, postprocess: dict[str, Any]) -> Any:
+        if photo.error is not None:
+            return {"error": photo.error}
+        if any(part.is_tiled for part in photo.parts):
+            return self.join_tiles(photo.parts, **postprocess)
+        return self.join_results(photo.parts)
 
     # Subclasses override the following methods.
 
@@ -322,12 +340,23 @@ class BatchedImagePipeline(Pipeline):
         return self.image_processor.call_options(), preprocess, forward
 
     def read_model_inputs(
-        self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any
+        self, image: Any, options: dict[str, Any], timeout: float | None = None, **tiles: Any
     ) -> list[ModelInput]:
-        """Reads an image of any kind and returns its model inputs; called in background threads."""
+        """Reads an image of any kind and returns its model inputs; called in background threads.
+
+        For an image that is larger than a tile, these are the whole image and the tiles.
+        """
         pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
-        (seen,) = self.image_processor.to_model_size(pixels, options)  # (C, h, w)
-        return [ModelInput(seen, (pixels.shape[-2], pixels.shape[-1]))]
+        whole = (pixels.shape[-2], pixels.shape[-1])
+        places, size = place_tiles(whole, tiles.get("tile_size", whole), tiles.get("overlap", DEFAULT_OVERLAP))
+        is_tiled = len(places) > 1
+        parts = [(whole, (0, 0))] if is_tiled else []
+        inputs = []
+        for (height, width), (top, left) in [*parts, *((size, place) for place in places)]:
+            region = pixels[:, top : top + height, left : left + width]
+            (seen,) = self.image_processor.to_model_size(region, options)  # (C, h, w)
+            inputs.append(ModelInput(seen, (height, width), place=(top, left), is_tiled=is_tiled))
+        return inputs
 
     def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
         """Runs the model on `pixel_values` (B, C, h, w) on the device and returns its outputs."""
@@ -335,6 +364,14 @@ class BatchedImagePipeline(Pipeline):
 
     def decode(self, outputs: Any, parts: list[ModelInput], *_: Any, **postprocess: Any) -> list[Any]:
         """Returns the result for each input of a batch."""
+        raise NotImplementedError
+
+    def decode_tiles(self, outputs: Any, parts: list[ModelInput], *_: Any, **postprocess: Any) -> list[Any]:
+        """Returns the result for each tile of a batch, in the form that `join_tiles` needs."""
+        raise NotImplementedError
+
+    def join_tiles(self, parts: list[ModelInput], *_: Any, **postprocess: Any) -> Any:
+        """Combines the results for the whole image, which is first, and for its tiles into a result as of `decode`."""
         raise NotImplementedError
 
     def join_results(self, parts: list[ModelInput]) -> Any:

@@ -5,7 +5,7 @@ output, H W size of the result, r rows of a band.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from typing import Any, ClassVar, Self
 
@@ -18,16 +18,14 @@ from transformers.image_processing_outputs import SemanticSegmentationPostProces
 from .configuration_hf_vit import to_pair
 from .image_geometry import compute_resized_size, crop_regions, height_and_width, points_from_crops
 from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
+from .large_images import class_segments, resized_bands
 from .nested_options import check_thresholds
 from .task_keypoint_detection import decode_heatmaps
-from .task_object_detection import box_overlaps, class_probabilities
+from .task_object_detection import class_probabilities, non_maximum_suppression
 
 
 CLASS_SCORES = ("softmax", "sigmoid", None)  # activations of object detection logits; None if unknown
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
-# Number of elements of a band of rows. Results are computed band by band. On a CPU, a band of 4 MB of float32 fits
-# into the cache. On other devices, bands are larger, because each band starts several kernels.
-BAND_NUMEL, DEVICE_BAND_NUMEL = 2**20, 2**26
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
 DEPTH = {"predicted_depth": 3}
@@ -160,7 +158,7 @@ class HfViTPostProcessing:
         for logits, classes, size in given:
             scores: list[Tensor] = []
             winners: list[Tensor] = []
-            for band in _resized_bands(logits, size):  # (C, r, W)
+            for band in resized_bands(logits, size):  # (C, r, W)
                 band = band if classes is None else torch.einsum("qk,qrw->krw", classes[:, :-1], band.sigmoid())
                 winners.append(band.argmax(dim=0))  # (r, W)
                 if return_segmentation_scores:
@@ -268,7 +266,7 @@ class HfViTPostProcessing:
         results = []
         for logits, classes, size in given:
             if classes is None:
-                results.append(_class_segments(logits, size))
+                results.append(class_segments(resized_bands(logits, size)))
                 continue
             scores, labels = classes.max(dim=-1)  # (Q,)
             kept = (labels < classes.shape[-1] - 1) & (scores > threshold)
@@ -303,7 +301,7 @@ class HfViTPostProcessing:
             ValueError: If the outputs are of another model, or do not match the sizes or the mask.
         """
         target_sizes = source_sizes if target_sizes is None else target_sizes
-        maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
+        maps = self.unpadded_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
         for depth, size in zip(maps, map_sizes(target_sizes, maps), strict=True):
             depth = depth.float()  # (h, w)
@@ -361,7 +359,7 @@ class HfViTPostProcessing:
             placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
             found = {"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed}
             if nms_threshold is not None:
-                kept = _non_maximum_suppression(placed, None if is_agnostic else found["labels"], nms_threshold)
+                kept = non_maximum_suppression(placed, None if is_agnostic else found["labels"], nms_threshold)
                 found = {name: values[kept] for name, values in found.items()}
             results.append(found)
         return results
@@ -409,10 +407,10 @@ class HfViTPostProcessing:
             for image in boxes
         ]
 
-    def _own_maps(
+    def unpadded_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the last output in `fields` for each image, without padding.
+        """Returns the last output in `fields`, names and numbers of dimensions, for each image without padding.
 
         Padding is determined by the mask or, without a mask, by the target sizes.
         """
@@ -440,7 +438,7 @@ class HfViTPostProcessing:
         """
         outputs = outputs_as_mapping(outputs)
         is_universal = is_universal or "masks_queries_logits" in outputs
-        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        maps = self.unpadded_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         sizes = map_sizes(target_sizes, maps)
         if not is_universal:
             return [(own, None, size) for own, size in zip(maps, sizes, strict=True)]
@@ -515,7 +513,7 @@ def _instances(
     segments: list[dict[str, Any]] = []
     # Skip queries below the threshold, because multiplying by the mask probability can only lower their scores.
     for query in (scores >= threshold).nonzero().flatten().tolist():
-        values = torch.cat([band[0] for band in _resized_bands(logits[query, None], size)])  # (H, W)
+        values = torch.cat([band[0] for band in resized_bands(logits[query, None], size)])  # (H, W)
         mask = values > least
         score = float(scores[query] * (values.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
         if score >= threshold and mask.any():
@@ -545,7 +543,7 @@ def _assign_pixels(
         return torch.full(size, NO_SEGMENT, device=logits.device), scores
     owners = []
     won, area = scores.new_zeros(queries, dtype=torch.int64), scores.new_zeros(queries, dtype=torch.int64)
-    for band in _resized_bands(logits, size):  # (Q, r, W)
+    for band in resized_bands(logits, size):  # (Q, r, W)
         masks = band.sigmoid()
         winner = (masks * scores[:, None, None]).argmax(dim=0)  # (r, W)
         is_inside = masks.gather(0, winner[None])[0] >= mask_threshold
@@ -573,55 +571,6 @@ def _number_segments(
         numbers[query] = first[label] = len(segments)
         segments.append({"id": len(segments), "label_id": label, "score": round(float(scores[query]), 6)})
     return {"segmentation": numbers[owners], "segments_info": segments}
-
-
-def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
-    """Converts semantic segmentation logits (K, h, w) to segments, one for each class predicted for any pixel."""
-    bands = [band.softmax(dim=0).max(dim=0) for band in _resized_bands(logits, size)]  # (r, W)
-    scores, classes = (torch.cat(parts).flatten() for parts in zip(*bands, strict=True))  # (H · W)
-    counts = classes.bincount(minlength=len(logits))  # (K,)
-    totals = classes.bincount(scores.double(), minlength=len(logits))  # (K,)
-    labels = counts.nonzero().flatten()
-    means = (totals / counts)[labels].tolist()
-    ids = torch.zeros_like(counts)
-    ids[labels] = torch.arange(len(labels), device=ids.device)
-    segments = [
-        {"id": number, "label_id": label, "score": round(mean, 6)}
-        for number, (label, mean) in enumerate(zip(labels.tolist(), means, strict=True))
-    ]
-    return {"segmentation": ids[classes].view(size), "segments_info": segments}
-
-
-def _resized_bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
-    """Resizes maps (C, h, w) bilinearly in float32 and yields the result as bands (C, r, W) from top to bottom."""
-    height, width = size
-    numel = BAND_NUMEL if maps.device.type == "cpu" else DEVICE_BAND_NUMEL
-    rows = max(1, numel // (max(1, maps.shape[0]) * width))
-    # Interpolate between rows manually, because F.interpolate cannot compute only a part of the result.
-    centers = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
-    centers = centers.clamp(0, maps.shape[-2] - 1)
-    for band in centers.split(rows):
-        above = band.long()  # (r,)
-        below = (above + 1).clamp(max=maps.shape[-2] - 1)
-        mixed = torch.lerp(maps[:, above].float(), maps[:, below].float(), (band - above)[:, None])  # (C, r, w)
-        yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
-
-
-def _non_maximum_suppression(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
-    """Returns the indices of the boxes (N, 4), sorted by score, that remain after non-maximum suppression.
-
-    If `labels` (N,) are given, boxes suppress only boxes of the same class.
-    """
-    iou, _ = box_overlaps(boxes[:, None], boxes[None])
-    overlaps = iou > iou_threshold  # (N, N)
-    if labels is not None:
-        overlaps &= labels[:, None] == labels
-    overlaps = overlaps.cpu()
-    kept: list[int] = []
-    for number in range(len(boxes)):
-        if not overlaps[number, kept].any():
-            kept.append(number)
-    return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
 
 
 def _check_object_boxes(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:

@@ -17,6 +17,7 @@ from transformers.utils.import_utils import is_vision_available
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
+from .large_images import blended_bands, fit_scale_and_shift
 from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
@@ -388,12 +389,28 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
     def decode(self, outputs: Any, parts: list[ModelInput]) -> list[dict[str, Any]]:
         """Returns the depth map (H, W) of each image in the unit of the model, and a grayscale picture of it."""
-        sizes = [part.size for part in parts]
-        answers = []
-        for found in self.image_processor.post_process_depth_estimation(outputs, sizes):
-            depth = found["predicted_depth"]  # (H, W)
-            low, high = depth.aminmax()
-            # A constant depth map gives 0 / 0 = NaN, which becomes black.
-            gray = ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)
-            answers.append({"predicted_depth": depth.cpu(), "depth": PIL.Image.fromarray(gray.cpu().numpy())})
-        return answers
+        return [_with_picture(depth) for depth in self.decode_tiles(outputs, parts)]
+
+    def decode_tiles(self, outputs: Any, parts: list[ModelInput]) -> list[Tensor]:
+        """Returns the depth map (H, W) of each tile."""
+        found = self.image_processor.post_process_depth_estimation(outputs, [part.size for part in parts])
+        return [own["predicted_depth"] for own in found]
+
+    def join_tiles(self, parts: list[ModelInput]) -> dict[str, Any]:
+        """Blends the depth maps of all tiles; relative depth is first fitted to that of the whole image."""
+        whole, *parts = parts
+        if HfViTDepthConfig.of(self.model.config.depth_config).depth_estimation_type == "relative":
+            for part in parts:
+                (top, left), (height, width) = part.place, part.size
+                region = whole.answer[top : top + height, left : left + width]
+                part.answer = fit_scale_and_shift(part.answer, region).clamp_min(0)
+        maps, places = [part.answer[None] for part in parts], [part.place for part in parts]
+        return _with_picture(torch.cat([*blended_bands(maps, places, parts[0].size)], dim=1)[0])
+
+
+def _with_picture(depth: Tensor) -> dict[str, Any]:
+    """Returns a depth map (H, W) and a grayscale picture of it, as a depth estimation pipeline."""
+    low, high = depth.aminmax()
+    # A constant depth map gives 0 / 0 = NaN, which becomes black.
+    gray = ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)
+    return {"predicted_depth": depth.cpu(), "depth": PIL.Image.fromarray(gray.cpu().numpy())}

@@ -21,6 +21,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
 from .image_targets import read_object_boxes
+from .large_images import check_tiles
 from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead, make_map_norm
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .nested_options import check_thresholds
@@ -428,8 +429,11 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         flip_test: bool | None = None,
         timeout: float | None = None,
         on_error: str | None = None,
+        tile_size: Any = None,
+        overlap: Any = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         check_thresholds(threshold=threshold)
+        check_tiles(tile_size, overlap, type(self.model).__name__)  # raises if given: objects are cropped already
         preprocess = ({} if timeout is None else {"timeout": timeout}) | check_on_error(on_error)
         forward = {} if flip_test is None else {"flip_test": flip_test}
         return preprocess, forward, {} if threshold is None else {"threshold": threshold}

@@ -47,6 +47,7 @@ from .task_configurations import HfViTDetectionConfig
 NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # Minimum target probability of a matched query, even if its box has a low IoU.
+CUT_MARGIN = 0.01  # Maximum distance of a cut box from the border of its tile, as a share of the tile size.
 # Weight of the class cost in matching: as in DETR for cross-entropy, and as in later detectors for sigmoid losses.
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
@@ -152,6 +153,66 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     union = area(boxes) + area(others) - common
     iou = common / union.clamp_min(tiny)
     return iou, iou - (hull - union) / hull.clamp_min(tiny)
+
+
+def non_maximum_suppression(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
+    """Returns the indices of the boxes (N, 4), sorted by score, that remain after non-maximum suppression.
+
+    If `labels` (N,) are given, boxes suppress only boxes of the same class.
+    """
+    iou, _ = box_overlaps(boxes[:, None], boxes[None])
+    overlaps = iou > iou_threshold  # (N, N)
+    if labels is not None:
+        overlaps &= labels[:, None] == labels
+    overlaps = overlaps.cpu()
+    kept: list[int] = []
+    for number in range(len(boxes)):
+        if not overlaps[number, kept].any():
+            kept.append(number)
+    return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
+
+
+def merge_tiles(
+    found: Sequence[Mapping[str, Tensor]],
+    places: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]],
+    nms_threshold: float | None = None,
+) -> dict[str, Tensor]:
+    """Merges the objects in an image and in its tiles, in descending order of scores.
+
+    Of two boxes of a class whose IoU exceeds `nms_threshold`, 0.5 by default, the one with the lower score is removed.
+    A box that ends at a border between tiles may show only a part of an object. It is also removed if more than half
+    of it lies in a box of the same class with a higher score, such as that of the neighboring tile.
+
+    Args:
+        found: `scores` (N,), `labels` (N,) and `boxes` (N, 4) of the whole image and of each tile, with boxes as left,
+            top, right and bottom in pixels of the image or tile.
+        places: Row and column of the first pixel of the image, which is (0, 0), and of each tile.
+        sizes: Height and width of the image and of each tile in pixels.
+        nms_threshold: IoU above which two boxes are duplicates.
+    """
+    height, width = sizes[0]
+    columns = []
+    for own, (top, left), (rows, cols) in zip(found, places, sizes, strict=True):
+        limits = own["boxes"].new_tensor([left, top, left + cols, top + rows])
+        boxes = own["boxes"] + limits[[0, 1, 0, 1]]
+        inside = (boxes - limits) * limits.new_tensor([1, 1, -1, -1])  # (N, 4) distances from the borders of the tile
+        is_inner = limits != limits.new_tensor([0, 0, width, height])
+        is_cut = ((inside <= CUT_MARGIN * limits.new_tensor([cols, rows, cols, rows])) & is_inner).any(dim=1)
+        columns.append((own["scores"], own["labels"], boxes, is_cut))
+    scores, labels, boxes, is_cut = (torch.cat(parts).cpu() for parts in zip(*columns, strict=True))
+    order = scores.argsort(descending=True, stable=True)
+    scores, labels, boxes, is_cut = scores[order], labels[order], boxes[order], is_cut[order]
+    areas = (boxes[:, 2:] - boxes[:, :2]).clamp_min(1e-6).prod(dim=1)
+    is_kept = torch.ones_like(is_cut)
+    for number in range(len(boxes)):
+        if is_kept[number]:
+            iou, _ = box_overlaps(boxes[number], boxes)
+            share = iou / (1 + iou) * (1 + areas[number] / areas)  # of each box that lies in this box
+            repeats = (iou > (0.5 if nms_threshold is None else nms_threshold)) | (is_cut & (share > 0.5))
+            repeats[: number + 1] = False
+            is_kept &= ~(repeats & (labels == labels[number]))
+    return {"scores": scores[is_kept], "labels": labels[is_kept], "boxes": boxes[is_kept]}
 
 
 def loss_normalizers(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
@@ -500,14 +561,27 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
         self, outputs: Any, parts: list[ModelInput], threshold: float = 0.5, nms_threshold: float | None = None
     ) -> list[list[dict[str, Any]]]:
         """Returns the objects in each image in descending order of scores, with boxes in integer pixels."""
-        sizes, id2label = [part.size for part in parts], self.model.config.id2label
-        found = self.image_processor.post_process_object_detection(outputs, threshold, sizes, nms_threshold)
+        return [self._objects(found) for found in self.decode_tiles(outputs, parts, threshold, nms_threshold)]
+
+    def decode_tiles(
+        self, outputs: Any, parts: list[ModelInput], threshold: float = 0.5, nms_threshold: float | None = None
+    ) -> list[dict[str, Tensor]]:
+        """Returns the scores (N,), labels (N,) and boxes (N, 4) of the objects in each tile."""
+        sizes = [part.size for part in parts]
+        return self.image_processor.post_process_object_detection(outputs, threshold, sizes, nms_threshold)
+
+    def join_tiles(
+        self, parts: list[ModelInput], nms_threshold: float | None = None, **_: Any
+    ) -> list[dict[str, Any]]:
+        """Merges the objects in the whole image and in its tiles, see `merge_tiles`."""
+        found, places, sizes = zip(*((part.answer, part.place, part.size) for part in parts), strict=True)
+        return self._objects(merge_tiles(found, places, sizes, nms_threshold))
+
+    def _objects(self, found: dict[str, Tensor]) -> list[dict[str, Any]]:
+        """Converts scores (N,), labels (N,) and boxes (N, 4) to the result of the pipeline."""
+        columns = found["scores"].tolist(), found["labels"].tolist(), found["boxes"].int().tolist()
+        id2label = self.model.config.id2label
         return [
-            [
-                {"score": score, "label": id2label[label], "box": dict(zip(CORNERS, box, strict=True))}
-                for score, label, box in zip(
-                    own["scores"].tolist(), own["labels"].tolist(), own["boxes"].int().tolist(), strict=True
-                )
-            ]
-            for own in found
+            {"score": score, "label": id2label[label], "box": dict(zip(CORNERS, box, strict=True))}
+            for score, label, box in zip(*columns, strict=True)
         ]

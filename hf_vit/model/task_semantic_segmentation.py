@@ -24,6 +24,7 @@ from transformers.utils.import_utils import is_vision_available
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
+from .large_images import blended_bands, class_segments, window_starts
 from .layers import HfViTHeadConv2d, HfViTInitialized, HfViTLayerNorm2d, HfViTNamedHead, make_map_norm
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
@@ -244,11 +245,6 @@ def overlapping_stride(window: tuple[int, int], patch_size: tuple[int, int]) -> 
     return rows, columns
 
 
-def window_starts(size: int, window: int, stride: int) -> list[int]:
-    """Returns the start positions of windows along one side; the last window ends at the image border."""
-    return [*range(0, size - window, stride), size - window]
-
-
 def segment_copies(
     forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
 ) -> Tensor:
@@ -448,28 +444,43 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         """Returns the segments of each image, with masks of the original image size."""
         sizes, processor = [part.size for part in parts], self.image_processor.at_window_scale()
         if subtask == "semantic":
-            maps = [own.cpu().numpy() for own in processor.post_process_semantic_segmentation(outputs, sizes)]
-            return [self._segments(own, [(label, label, None) for label in np.unique(own).tolist()]) for own in maps]
+            return [self._classes(own) for own in processor.post_process_semantic_segmentation(outputs, sizes)]
         if subtask not in (None, "panoptic", "instance"):
             raise ValueError(f"subtask={subtask!r} must be one of panoptic, instance, semantic.")
         options = {"threshold": threshold, "overlap_mask_area_threshold": 0.5, **options}
         of_instances = processor.post_process_instance_segmentation
         process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
-        return [
-            self._segments(
-                found["segmentation"].cpu().numpy(),
-                [(segment["id"], segment["label_id"], segment["score"]) for segment in found["segments_info"]],
-            )
-            for found in process(outputs, target_sizes=sizes, **options)
-        ]
+        return [self._segments(**found) for found in process(outputs, target_sizes=sizes, **options)]
 
-    def _segments(self, numbers: np.ndarray, segments: list[tuple[int, int, float | None]]) -> list[dict[str, Any]]:
-        """Converts a map (H, W) of segment ids and a list of (id, label, score) to the result of the pipeline."""
+    def decode_tiles(self, outputs: Any, parts: list[ModelInput], **_: Any) -> list[Tensor]:
+        """Returns the logits (K, h, w) of each tile, without padding."""
+        processor = self.image_processor.at_window_scale()
+        return processor.unpadded_maps(outputs, {"logits": 4}, None, [part.size for part in parts])
+
+    def join_tiles(self, parts: list[ModelInput], subtask: str | None = None, **_: Any) -> list[dict[str, Any]]:
+        """Returns the segments of an image from the blended logits of its tiles."""
+        if subtask not in (None, "panoptic", "semantic"):
+            raise ValueError(f"subtask={subtask!r} must be panoptic or semantic for an image with tiles.")
+        _, *parts = parts  # the first part is the whole image
+        maps, places = [part.answer for part in parts], [part.place for part in parts]
+        bands = blended_bands(maps, places, parts[0].size)
+        if subtask == "semantic":
+            return self._classes(torch.cat([band.argmax(dim=0) for band in bands]))
+        return self._segments(**class_segments(bands))
+
+    def _classes(self, classes: Tensor) -> list[dict[str, Any]]:
+        """Converts a map (H, W) of class numbers to the result of the pipeline, without scores."""
+        labels = classes.unique().tolist()
+        return self._segments(classes, [{"id": label, "label_id": label, "score": None} for label in labels])
+
+    def _segments(self, segmentation: Tensor, segments_info: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Converts a map (H, W) of segment ids and a list of segments to the result of the pipeline."""
+        numbers = segmentation.cpu().numpy()
         return [
             {
-                "score": score,
-                "label": self.model.config.id2label[label],
-                "mask": PIL.Image.fromarray((numbers == number).astype(np.uint8) * np.uint8(255)),
+                "score": segment["score"],
+                "label": self.model.config.id2label[segment["label_id"]],
+                "mask": PIL.Image.fromarray((numbers == segment["id"]).astype(np.uint8) * np.uint8(255)),
             }
-            for number, label, score in segments
+            for segment in segments_info
         ]

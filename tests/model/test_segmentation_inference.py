@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTForSemanticSegmentation, HfViTImageProcessor
-from hf_vit.model.task_semantic_segmentation import overlapping_stride, segment_copies, slide, window_starts
+from hf_vit.model.large_images import window_starts
+from hf_vit.model.task_semantic_segmentation import overlapping_stride, segment_copies, slide
 
 from ..helpers.images import noise
 from ..helpers.models import pixels

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import DepthEstimatorOutput, ImageClassifierO
 from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.model import post_processing
+from hf_vit.model import large_images
 
 from ..helpers.images import noise
 
@@ -38,7 +38,7 @@ depth_maps = PROCESSOR.post_process_depth_estimation
 def bands(request, monkeypatch):
     """Run each test twice: post-processing computes all rows of an image at once, or row by row."""
     if request.param == "bands":
-        monkeypatch.setattr(post_processing, "BAND_NUMEL", 600)
+        monkeypatch.setattr(large_images, "BAND_NUMEL", 600)
 
 
 def draw(*shape, seed=0):
@@ -114,7 +114,7 @@ class LargestTensor(TorchFunctionMode):
 
 
 def test_memory_does_not_grow_with_classes_or_queries(monkeypatch):
-    monkeypatch.setattr(post_processing, "BAND_NUMEL", post_processing.BAND_NUMEL // 16)
+    monkeypatch.setattr(large_images, "BAND_NUMEL", large_images.BAND_NUMEL // 16)
     universal = universal_outputs(queries=300, scale=50)
     for method, outputs in (
         (semantic_maps, semantic_outputs(draw(2, 300, 8, 8))),

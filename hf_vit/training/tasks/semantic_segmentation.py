@@ -18,12 +18,12 @@ from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.configuration_hf_vit import to_pair
 from ...model.image_geometry import compute_resized_size, resize_nearest
 from ...model.image_targets import IGNORED_LABEL
+from ...model.large_images import window_starts
 from ...model.task_semantic_segmentation import (
     HfViTForSemanticSegmentation,
     overlapping_stride,
     segmentation_loss,
     window_of,
-    window_starts,
 )
 from ...options.field import COUNT, POSITIVE, evaluation_option, model_option
 from ...visualize.dense import draw_segmentation
