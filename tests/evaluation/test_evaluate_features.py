@@ -131,7 +131,7 @@ def test_what_cannot_be_evaluated_is_reported(workplace: Path, tmp_path: Path) -
         ([cut], r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
         ([photos, photos], "have no class labels"),
         ([pets], "contains the splits 'train', but not test or validation"),
-        ([pets, of_other], "come from two models, .*: weights differ"),
+        ([pets, of_other], "come from two models, .* with different weights"),
         ([tmp_path], "contains no features"),
     ):
         with pytest.raises(SystemExit, match=message):

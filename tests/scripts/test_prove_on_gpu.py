@@ -63,7 +63,7 @@ def test_trainings_are_compared_by_losses_and_weights(tmp_path: Path) -> None:
     for name, values, weight in (("plain", [2.0, 1.0], 1.0), ("ddp", [2.0, 1.0005], 1.0), ("resumed", [1.0], 1.0)):
         write_training(tmp_path / name, values, weight)
     write_training(tmp_path / "fsdp", [2.0, 1.01], 1.0)
-    with pytest.raises(ValueError, match="no checkpoint of FSDP"):
+    with pytest.raises(ValueError, match="no FSDP checkpoint"):
         compare_training_runs(tmp_path, ["ddp", "fsdp"])
     (tmp_path / "fsdp" / "checkpoint-10").mkdir()
     (tmp_path / "fsdp" / "checkpoint-10" / "pytorch_model_fsdp.bin").touch()
