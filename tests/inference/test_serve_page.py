@@ -3,6 +3,7 @@
 import re
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -48,12 +49,13 @@ def serving(models: list[str]) -> Iterator[str]:
 
 
 @contextmanager
-def browser_page(tmp_path: Path) -> Iterator[Page]:
-    """Return a page of a browser that keeps its files in a folder and sends the token "key" when it is asked."""
+def browser_page() -> Iterator[Page]:
+    """Return a page of a browser that sends the token "key" when it is asked."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
-    with sync_playwright() as playwright:
-        environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    # The paths of Chromium's sockets must be short, so its files are not in `tmp_path`.
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        environment = {"HOME": folder, "TMPDIR": folder}
         arguments = ["--no-sandbox", "--disable-gpu"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, env=environment)
         page = browser.new_page(http_credentials={"username": "", "password": "key"})
@@ -74,7 +76,7 @@ def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) ->
     Image.fromarray(noise(60, 90, 3)).save(photo)
     broken.write_bytes(photo.read_bytes()[:500])
     lines = [hf_vit.predict(tmp_path / name, photo)[0] for name in names]
-    with browser_page(tmp_path) as page, serving([str(tmp_path / name) for name in names]) as address:
+    with browser_page() as page, serving([str(tmp_path / name) for name in names]) as address:
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
