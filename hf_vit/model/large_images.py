@@ -17,16 +17,19 @@ from .configuration_hf_vit import to_pair
 # into the cache. On other devices, bands are larger, because each band starts several kernels.
 BAND_NUMEL, DEVICE_BAND_NUMEL = 2**20, 2**26
 DEFAULT_OVERLAP = 0.2  # default overlap of neighboring tiles, as a share of the tile size
-TILED = ("HfViTForObjectDetection", "HfViTForSemanticSegmentation", "HfViTForDepthEstimation")
+TILED = ("HfViTForObjectDetection", "HfViTForSemanticSegmentation", "HfViTForDepth")  # starts of class names
 Pair = tuple[int, int]  # height and width, or row and column, in pixels
 
 
 def check_tiles(tile_size: Any, overlap: Any, model_class: str) -> dict[str, Any]:
     """Returns the given options of tiles; raises `ValueError` if they are invalid or the model has another task."""
     given = {name: value for name, value in (("tile_size", tile_size), ("overlap", overlap)) if value is not None}
-    if given and model_class not in TILED:
+    if given and not model_class.startswith(TILED):
         settings = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(f"{settings} requires {', '.join(TILED[:-1])} or {TILED[-1]}, not {model_class}. Omit it.")
+        raise ValueError(
+            f"{settings} requires a model of hf_vit for object detection, semantic segmentation or depth estimation, "
+            f"not {model_class}. Omit it."
+        )
     sides = tile_size if isinstance(tile_size, list | tuple) else (tile_size, tile_size)
     if tile_size is not None and (len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides)):
         raise ValueError(f"tile_size={tile_size!r} must be a positive integer in pixels, or (height, width).")

@@ -134,7 +134,7 @@ class Panel:
         if photo is None or find_image_error(photo, self.limits.max_pixels):
             return gr.update(**HIDDEN)
         x, y = event.index
-        one = Inspection(*self.inspected, self.decode(photo), (x, y))
+        one = Inspection(*self.inspected, self.decode(photo), [(x, y)])
         recorded = one.record_attention()
         heat = attention_maps(recorded, one.patch(recorded.grid))[-1].mean(dim=0)  # (h, w)
         picture = Image.fromarray(overlay_heat(one.picture, heat))
