@@ -224,7 +224,7 @@ def test_other_models_have_no_tiles() -> None:
     ):
         model = getattr(hf_vit, name)(small_config())
         draw_weights(model)
-        with pytest.raises(ValueError, match=f"requires HfViTForObjectDetection, .*, not {name}"):
+        with pytest.raises(ValueError, match=f"requires a model of hf_vit for object detection, .*, not {name}"):
             make_pipeline(task, model)(photo(40, 50), tile_size=32)
     pipe = pipeline(
         "object-detection", model=make_model("object-detection"), image_processor=ViTImageProcessor(size=32)
