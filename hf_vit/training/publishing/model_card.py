@@ -107,6 +107,11 @@ class TrainingInfo:
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
 
+    @property
+    def purpose(self) -> str:
+        """Task of the model class in words, for example "image classification"."""
+        return " ".join(re.findall("[A-Z][a-z]+", self.model_class.partition("For")[2])).lower()
+
     @classmethod
     def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
         """Create the facts from a trainer that has finished training.
