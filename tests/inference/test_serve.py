@@ -36,6 +36,7 @@ from ..helpers.images import noise, png
 from ..helpers.models import save_model, small_config
 from ..helpers.processes import Process
 from ..helpers.references import draw_weights
+from ..helpers.servers import run_server
 
 
 CLASSES = {
@@ -82,17 +83,9 @@ def files(*photos: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
     """Run an application on a port of this machine, and return its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    with run_server(uvicorn.Server(config)) as address:
+        yield address
 
 
 class Gate:

@@ -2,10 +2,7 @@
 
 import re
 import shutil
-import socket
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +20,7 @@ from hf_vit.inference.serving.served_model import open_models
 from ..helpers.images import noise
 from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
+from ..helpers.servers import run_server
 
 
 CHROMIUM = shutil.which("chromium")
@@ -35,17 +33,9 @@ def serving(models: list[str]) -> Iterator[str]:
     opened, limits = open_models(models, {"top_k": 3}), Limits(max_pixels=1_000_000)
     app = build_app(opened, limits, token="key")
     page = add_page(opened, limits, app)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = PageServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5), page)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.handle_exit(0, None)
-            thread.join()
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5)
+    with run_server(PageServer(config, page)) as address:
+        yield address
 
 
 @contextmanager

@@ -62,3 +62,14 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 @pytest.fixture(autouse=True)
 def _seed(request: pytest.FixtureRequest) -> None:
     seed_for(request.node.nodeid, request.config)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Use one thread, because the number of threads changes the order of sums and thus their rounding."""
+    import torch  # a late import, because the process that distributes tests does not need torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -32,13 +32,7 @@ from ..helpers.references import draw_weights
 HEIGHT, WIDTH, RATE = 48, 81, 12.5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread, because the number of threads changes the order of sums and thus their rounding."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
