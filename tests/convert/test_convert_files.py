@@ -450,6 +450,14 @@ def test_heads_of_published_widths():
         assert found == theirs.blocks[0].attn.num_heads, architecture
 
 
+def test_an_unknown_width_needs_the_number_of_heads(tmp_path):
+    (make, given), file = LONE_FILES["clip.pth"], tmp_path / "clip.pth"
+    torch.save(make(), file)
+    with pytest.raises(ValueError, match=r"no published model has hidden_size=\d+\. Pass num_attention_heads="):
+        HfViTModel.from_pretrained(file, hidden_act="gelu")
+    assert HfViTModel.from_pretrained(file, **given).config.num_attention_heads == 4
+
+
 def test_missing_blocks_and_tensors_are_named(tmp_path):
     state, file = drawn().state_dict(), tmp_path / "vit.pth"
     for missing in ("blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"):

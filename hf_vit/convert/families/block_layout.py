@@ -169,6 +169,19 @@ def table_size(
     )
 
 
+def infer_heads(width: int, published: Mapping[int, int], remedy: str) -> int:
+    """Returns the number of attention heads: 64 channels per head, unless `published` maps the width to a number.
+
+    Raises:
+        ValueError: if the width is not a multiple of 64. The message ends with `remedy`.
+    """
+    if width % 64 and width not in published:
+        raise ValueError(
+            f"The number of heads cannot be inferred: no published model has hidden_size={width}. {remedy}"
+        )
+    return published.get(width, width // 64)
+
+
 def as_size(pair: Sequence[int]) -> Size:
     """Returns a pair (height, width) as one number if both are equal, else as a list."""
     return pair[0] if pair[0] == pair[1] else list(pair)

@@ -14,7 +14,7 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Made, parts
 from . import block_layout
-from .block_layout import BLOCK, KEYS, shape_fields
+from .block_layout import BLOCK, KEYS, infer_heads, shape_fields
 from .vit import without_cls
 
 
@@ -58,12 +58,7 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     """
     fields = shape_fields(shapes, wanted=given.get("image_size"))
     width = fields["hidden_size"]
-    number = given.get("num_attention_heads", heads.get(width, width // 64))
-    if width % 64 and "num_attention_heads" not in given:
-        raise ValueError(
-            f"The number of heads cannot be inferred: no published model has hidden_size={width}. Pass "
-            "num_attention_heads=."
-        )
+    number = given.get("num_attention_heads") or infer_heads(width, heads, "Pass num_attention_heads=.")
     is_decoded = "decoder_embed.weight" in shapes
     return {
         **fields,

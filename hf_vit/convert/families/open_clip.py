@@ -12,7 +12,7 @@ from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, Size, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros, parts
 from . import block_layout, timm_vit
-from .block_layout import as_size, table_size
+from .block_layout import as_size, infer_heads, table_size
 from .clip import siglip_text_fields
 
 
@@ -111,9 +111,10 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
     image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))
+    heads = given.get("num_attention_heads") or infer_heads(width, HEADS, "Pass num_attention_heads=.")
     return {
         "hidden_size": width,
-        "num_attention_heads": given.get("num_attention_heads", HEADS.get(width, width // 64)),
+        "num_attention_heads": heads,
         **block_fields("visual.", hidden_act, shapes),
         "image_size": image_size,
         "patch_size": as_size(patch),
@@ -161,7 +162,7 @@ def text_tower_fields(prefix: str, hidden_act: str, shapes: Shapes, heads: int |
     return {
         "vocab_size": vocab_size,
         "hidden_size": width,
-        "num_attention_heads": heads or width // 64,
+        "num_attention_heads": heads or infer_heads(width, {}, "Put open_clip_config.json next to the file."),
         **block_fields(prefix, hidden_act, shapes),
         "max_position_embeddings": shape_of(shapes, f"{prefix}positional_embedding")[0],
     }
