@@ -306,12 +306,16 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
-    """Options of the queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
+    """Options of the head, matching and losses of universal segmentation.
 
     Args:
+        head: "queries": the last blocks of the encoder process learned queries together with the patches, so they must
+            be trained (EoMT, https://arxiv.org/abs/2503.19108); "mask": additional blocks after the encoder process
+            the queries and the fused features of four depths of the encoder, which can be frozen (PMT,
+            https://arxiv.org/abs/2603.25398).
         num_queries: Number Q of queries, the largest number of masks in an image.
-        num_blocks: Number of blocks at the end of the encoder that process the queries; by default 4, or all blocks of
-            a smaller encoder.
+        num_blocks: Number of blocks that process the queries: the last blocks of the encoder for "queries", additional
+            blocks for "mask"; by default 4, or the number of blocks of a smaller encoder.
         num_upscale_blocks: Number of times that the resolution of the patch features is doubled for the masks.
         class_weight: Weight of the classes in matching and loss.
         mask_weight: Weight of the cross-entropy of masks in matching and loss.
@@ -324,8 +328,10 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
             it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5 in evaluations.
     """
 
+    choice = "head"
     losses = ("class_weight", "mask_weight", "dice_weight")
 
+    head: Literal["queries", "mask"] = "queries"
     num_queries: int = option(200, "(0, inf)")
     num_blocks: int | None = option(None, "(0, inf)")
     num_upscale_blocks: int = option(2, "[0, inf)")

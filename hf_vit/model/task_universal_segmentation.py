@@ -20,10 +20,27 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTInitialized, HfViTLayerNorm2d, HfViTQueries
-from .modeling_hf_vit import HfViTModel
+from .encoder import HfViTEncoder, make_norm
+from .layers import (
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTInitialized,
+    HfViTLayerNorm2d,
+    HfViTNamedHead,
+    HfViTQueries,
+)
+from .modeling_hf_vit import HfViTBlockRunner, HfViTModel
 from .pretrained import HfViTPreTrainedModel
-from .shared import can_read_values, check_class_numbers, count_query_blocks, in_float32, match, run_unpadded, to_maps
+from .shared import (
+    can_read_values,
+    check_class_numbers,
+    choose_blocks,
+    count_query_blocks,
+    in_float32,
+    match,
+    run_unpadded,
+    to_maps,
+)
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 
@@ -67,7 +84,10 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
         super().__init__()
         num_blocks = min(4, config.num_hidden_layers) if options.num_blocks is None else options.num_blocks
-        self.num_blocks = count_query_blocks(num_blocks, config, "universal_segmentation_config")
+        is_inside = options.head == "queries"
+        self.num_blocks = (
+            count_query_blocks(num_blocks, config, "universal_segmentation_config") if is_inside else num_blocks
+        )
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
         self.mask_embedding = make_mask_embedding(width)
@@ -95,6 +115,15 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         """Stores on the CPU which blocks use masked attention, so that `forward` needs no device synchronization."""
         if not self.mask_probabilities.is_meta:  # `from_pretrained` creates the model on the meta device
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
+
+    def start(self, hidden_states: Tensor, blocks: HfViTBlockRunner) -> tuple[Tensor, int, HfViTEncoder, nn.Module]:
+        """Runs the blocks without queries on the input (B, P + N, D) of the first block, and appends the queries.
+
+        Returns the tokens (B, L, D), the index of the first block with queries, the encoder that contains this block,
+        and the norm of its output.
+        """
+        hidden_states, start = blocks.append_queries(hidden_states, self.queries, self.num_blocks)
+        return hidden_states, start, blocks.model.encoder, blocks.model.norm
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts mask logits (B, Q, s·h, s·w) and class logits (B, Q, K + 1), with "no object" as the last class.
@@ -127,6 +156,34 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         if visible is not None:
             allowed[:, :, num_prefix:-num_queries] &= visible.flatten(1)[:, None].bool()
         return allowed[:, None]
+
+
+class HfViTPlainMaskHead(HfViTUniversalSegmentationHead):
+    """Head with its own blocks for queries and patches, which leaves the encoder unchanged.
+
+    Source: the plain mask decoder of PMT (https://arxiv.org/abs/2603.25398).
+    """
+
+    def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
+        super().__init__(config, options)
+        width = config.hidden_size
+        self.out_indices = sorted(set(choose_blocks(None, config, count=4)))
+        self.laterals = nn.ModuleList(
+            nn.Sequential(make_norm(config, width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            for _ in self.out_indices
+        )
+        self.encoder = HfViTEncoder(config, self.num_blocks)
+        self.norm = make_norm(config, width)
+
+    def start(self, hidden_states: Tensor, blocks: HfViTBlockRunner) -> tuple[Tensor, int, HfViTEncoder, nn.Module]:
+        """Runs the encoder, adds the projected tokens of several depths to its output, and appends the queries."""
+        masks, depth, added = blocks.masks(hidden_states), 0, []
+        for index, lateral in zip(self.out_indices, self.laterals, strict=True):
+            hidden_states = blocks.run(hidden_states, depth, index, **masks)
+            depth = index
+            added.append(lateral(hidden_states))
+        fused = blocks.model.norm(hidden_states) + torch.stack(added).sum(dim=0)
+        return self.queries.append_to(fused), 0, self.encoder, self.norm
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
@@ -283,17 +340,18 @@ class HfViTForUniversalSegmentationOutput(EomtForUniversalSegmentationOutput):
         loss: Scalar loss, if targets were given.
         class_queries_logits: Class logits (B, Q, num_labels + 1), with "no object" as the last class.
         masks_queries_logits: Mask logits (B, Q, s·h, s·w).
-        last_hidden_state: Tokens (B, L, D) after the final norm.
-        hidden_states: If requested, tokens before the first block and after each block; in the last blocks, they
-            include queries.
-        attentions: If requested, attention weights (B, heads, L, L) of each block.
+        last_hidden_state: Tokens (B, L, D) after the norm that follows the last block with queries.
+        hidden_states: If requested, tokens before the first block and after each block of the encoder. With
+            `head="queries"`, those of the last blocks include queries.
+        attentions: If requested, attention weights (B, heads, L, L) of each block of the encoder.
     """
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Model for semantic, instance and panoptic segmentation, which predicts masks with classes.
 
-    The architecture is EoMT (https://arxiv.org/abs/2503.19108). `window_size` is ignored in blocks with queries,
+    The architecture is EoMT (https://arxiv.org/abs/2503.19108), or PMT (https://arxiv.org/abs/2603.25398) with
+    `head="mask"`, which leaves the encoder unchanged. `window_size` is ignored in blocks with queries,
     because each query attends to the patches in its predicted mask. In training, the queries with masked attention and
     the points at which masks are compared are random.
     """
@@ -304,13 +362,23 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             raise ValueError("num_labels=0 is not supported: masks need at least one class. Set num_labels.")
         self.options = HfViTUniversalSegmentationConfig.of(config.universal_segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
-        self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
+        self.universal_segmentation_head = (
+            HfViTUniversalSegmentationHead(config, self.options)
+            if self.options.head == "queries"
+            else HfViTNamedHead("mask", HfViTPlainMaskHead(config, self.options))
+        )
         self.post_init()
         self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
+    @property
+    def head(self) -> Any:
+        """The head. It is typed as Any because PEFT may wrap it."""
+        head: Any = self.universal_segmentation_head
+        return head if self.options.head == "queries" else head.decoder
+
     def anneal_masks(self, progress: float) -> None:
         """Sets the probabilities of masked attention for a training progress from 0 to 1."""
-        head = self.universal_segmentation_head
+        head = self.head
         head.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, head.num_blocks)))
         head.update_masked_blocks()
 
@@ -359,19 +427,19 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     def _predict(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Returns the predictions (masks, classes), the final one last, and the tokens after the final norm.
+        """Returns the predictions (masks, classes), the final one last, and the tokens after the last norm.
 
         The predictions before a block are computed only in training or if the block uses masked attention.
         """
-        head, model = self.universal_segmentation_head, self.model
-        hidden_states, blocks = model.start_blocks(pixel_values, patch_attention_mask, **kwargs)
-        hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
+        head = self.head
+        hidden_states, blocks = self.model.start_blocks(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, start, encoder, norm = head.start(hidden_states, blocks)
         unmasked = blocks.attention_mask(hidden_states)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):
             attention_mask = unmasked
             if is_masked or self.training:
-                predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
+                predictions.append(head(norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
                 implementation = self.config._attn_implementation
                 # With output_attentions, the model always uses eager attention, which supports masks.
@@ -382,6 +450,6 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
                 layout = blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
                 attention_mask = head.attention_mask(predictions[-1][0], block, *layout)
             number = start + block
-            hidden_states = blocks.run(hidden_states, number, number + 1, attention_mask=attention_mask)
-        hidden_states = model.norm(hidden_states)
+            hidden_states = blocks.run(hidden_states, number, number + 1, encoder, attention_mask=attention_mask)
+        hidden_states = norm(hidden_states)
         return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states

@@ -368,4 +368,7 @@ TRAINING_CASES = {
     "text_encoder": whole(Comparing, with_texts, text_config={"encoder_config": BERT}),
     "captions": case(hf_vit.HfViTForImageTextToText, padded(with_captions)),
     "universal": case(WithFixedPoints, padded(masks_with_classes)),
+    "universal_mask": case(
+        WithFixedPoints, padded(masks_with_classes), universal_segmentation_config={"head": "mask"}
+    ),
 }

@@ -75,6 +75,10 @@ DENSE: Heads = {
     **heads_of("DepthEstimation", "depth_config", RELATIVE, "_relative"),
     **heads_of("KeypointDetection", "keypoint_config", KEYPOINTS, "_keypoints"),
     "universal": (hf_vit.HfViTForUniversalSegmentation, {}),
+    "universal_mask": (
+        hf_vit.HfViTForUniversalSegmentation,
+        {"universal_segmentation_config": {**SMALL["universal_segmentation_config"], "head": "mask"}},
+    ),
 }
 OBJECTS = heads_of("ObjectDetection", "detection_config", {**DECODERS, "deformable": DEFORMABLE})
 OBJECTS["in_windows"] = (

@@ -80,7 +80,7 @@ def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) ->
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build(head).double()
     # Heads with batch norm or random loss points are tested in evaluation mode, because both depend on the batch.
-    model.train(head not in ("linear", "classic_keypoints", "universal"))
+    model.train(head not in ("linear", "classic_keypoints", "universal", "universal_mask"))
     alone = [inputs_of(model, 1, grid, seed) for seed, grid in enumerate([(2, 5), (4, 3), (4, 5)])]
     batch, mask = checks.pad_images([example["pixel_values"] for example in alone])
     together: dict[str, Any] = {"pixel_values": batch, "patch_attention_mask": mask}
@@ -92,7 +92,7 @@ def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
                 nn.functional.pad(label, (0, 40 - label.shape[-1], 0, 32 - label.shape[-2]), value=ignored)
                 for label in labels
             ]
-        together[name] = labels if head == "universal" else torch.stack(labels)
+        together[name] = labels if head.startswith("universal") else torch.stack(labels)
     actual, expected = loss_and_gradients(model, [together]), loss_and_gradients(model, alone)
     for a, e, name in zip(actual, expected, ("loss", "gradients"), strict=True):
         assert_close(a, e, 1e-9, name)
@@ -101,7 +101,7 @@ def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [*((HfViTModel, variant) for variant in VARIANTS),
-     *((head, "plain") for head in ("mask", "universal", "dpt_metric", *OBJECTS))],
+     *((head, "plain") for head in ("mask", "universal", "universal_mask", "dpt_metric", *OBJECTS))],
 )  # fmt: skip
 def test_sdpa_equals_eager_forward_and_backward(kind: Any, variant: str) -> None:
     eager = build(kind, variant, attn_implementation="eager").double()
@@ -116,6 +116,7 @@ def test_sdpa_equals_eager_forward_and_backward(kind: Any, variant: str) -> None
 COMPILED = (
     "conv",
     "universal",
+    "universal_mask",
     "annealed",
     "dpt_metric",
     "instance_keypoints",
@@ -132,7 +133,7 @@ def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
     model = build(head.replace("annealed", "universal"))
     if head == "annealed":
         model.anneal_masks(1.0)
-    grids = ((4, 4), (3, 5)) if head in ("conv", "universal") else ((3, 5) if head in COMPILED else (4, 4),)
+    grids = ((4, 4), (3, 5)) if head in ("conv", "universal", "universal_mask") else ((3, 5) if head in COMPILED else (4, 4),)
     names = ("pixel_values", "noise", "input_ids")
     sizes = [{name: v for name, v in inputs_of(model, grid=grid).items() if name in names} for grid in grids]
     checks.check_compiled(model, sizes, 2e-5, backend, output_hidden_states=True)
@@ -141,14 +142,14 @@ def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [(HfViTModel, "plain"), (HfViTModel, "rotary")]
-    + [(head, "plain") for head in ("mask", "dpt_metric", "classic_keypoints", "universal")],
+    + [(head, "plain") for head in ("mask", "dpt_metric", "classic_keypoints", "universal", "universal_mask")],
 )
 def test_flash_attention_receives_supported_masks(kind: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = checks.replace_flash_attention(monkeypatch)
     flash, sdpa = build(kind, variant), build(kind, variant)
     flash.config._attn_implementation = "flash_attention_2"
     images, mask = pixels(flash.config), checks.partial_mask()
-    if kind == "universal":
+    if str(kind).startswith("universal"):
         with pytest.raises(ValueError, match="Masked attention needs attn_implementation='sdpa' or 'eager', not 'fl"):
             flash(images)
         seen.clear()

@@ -16,6 +16,9 @@ from ..helpers.models import pixels, small_config
 from .checks import assert_same, build, inputs_of
 
 
+HEADS = ("universal", "universal_mask")
+
+
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
     assert [mask_probabilities(progress, 3) for progress in (0.0, 1.0)] == [[1.0] * 3, [0.0] * 3]
     # Training has 5.5 parts. The first block is annealed in the second part, and each later block 1.5 parts later.
@@ -25,22 +28,23 @@ def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_t
         assert sorted(after) == after
 
 
-def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
-    model, images = build("universal"), pixels(small_config())
+@pytest.mark.parametrize("head", HEADS)
+def test_state_of_the_masks_is_saved_and_loaded(head: str, tmp_path: Path) -> None:
+    model, images = build(head), pixels(small_config())
     masked = model(images)
     model.anneal_masks(1.0)
     free = model(images)
     assert not torch.equal(free.masks_queries_logits, masked.masks_queries_logits)
     model.save_pretrained(tmp_path)
     assert_same(HfViTForUniversalSegmentation.from_pretrained(tmp_path)(images), free)
-    half = build("universal")
+    half = build(head)
     half.load_state_dict(model.state_dict())
     assert_same(half(images), free)
     # After 45% of training, the second block always uses masks, and the first block rarely does.
     half.anneal_masks(0.45)
-    assert half.universal_segmentation_head.masked_blocks == [False, True]
-    assert half.train().universal_segmentation_head.masked_blocks == [True, True]
-    assert copy.deepcopy(half).eval().universal_segmentation_head.masked_blocks == [False, True]
+    assert half.head.masked_blocks == [False, True]
+    assert half.train().head.masked_blocks == [True, True]
+    assert copy.deepcopy(half).eval().head.masked_blocks == [False, True]
 
 
 def test_masked_queries_see_their_own_masks_only() -> None:
@@ -69,9 +73,10 @@ def test_masks_are_randomly_disabled_per_query_in_training() -> None:
     assert not head.eval().attention_mask(never, 0, (4, 4), 1, None)[:, 0, 17:, 1:17].any()
 
 
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("progress", [0.0, 1.0])
-def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress: float) -> None:
-    model = build("universal")
+def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress: float, head: str) -> None:
+    model = build(head)
     model.anneal_masks(progress)
     batch = inputs_of(model)
     predictions: list[tuple[Tensor, Tensor]] = []
@@ -81,7 +86,7 @@ def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress:
         predictions.append(call[-1])
         states.append(torch.get_rng_state())
 
-    model.universal_segmentation_head.register_forward_hook(note)
+    model.head.register_forward_hook(note)
 
     def losses(is_training: bool) -> list[float]:
         predictions.clear()

@@ -230,11 +230,15 @@ DECODERS = {"queries": QUERIES, "deformable": {"decoder": "deformable", **DEFORM
 OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"detection_config": options} for name, options in DECODERS.items()},
     "mae": {"masked_image_modeling_config": {**SMALL["masked_image_modeling_config"], "objective": "mae"}},
+    **{
+        name: {"universal_segmentation_config": {"head": head, "num_queries": 5, "num_blocks": 1}}
+        for name, head in (("universal", "queries"), ("universal_mask", "mask"))
+    },
     "simmim": {"masked_image_modeling_config": {"objective": "simmim"}},
 }
 HEADS = {
     "semantic": "AutoModelForSemanticSegmentation",
-    "universal": "AutoModelForUniversalSegmentation",
+    **dict.fromkeys(("universal", "universal_mask"), "AutoModelForUniversalSegmentation"),
     "depth": "AutoModelForDepthEstimation",
     "keypoints": "AutoModelForKeypointDetection",
     **dict.fromkeys(DECODERS, "AutoModelForObjectDetection"),
@@ -279,9 +283,9 @@ for options in ({}, {"subtask": "semantic"}):
         for entry in found:
             assert torch.equal(pixels(entry["mask"]), logits.argmax(0) == int(entry["label"][-1])), options
 
-segment = pipeline("image-segmentation", model=f"{folder}/universal", **remote)
-check_fast(segment)
-for subtask in (None, "panoptic", "instance", "semantic"):
+segments = [pipeline("image-segmentation", model=f"{folder}/universal{head}", **remote) for head in ("", "_mask")]
+check_fast(segments[1])
+for segment, subtask in [(segment, s) for segment in segments for s in (None, "panoptic", "instance", "semantic")]:
     found = segment(photo, subtask=subtask, threshold=0.0, mask_threshold=0.1, overlap_mask_area_threshold=0.0)
     assert found and all(entry["mask"].size == (50, 40) for entry in found), (subtask, found)
     if subtask != "instance":  # whose masks may overlap

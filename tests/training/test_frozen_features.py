@@ -1,5 +1,6 @@
 """Test that training on stored features gives the same results as training on the images."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -87,6 +88,7 @@ WITH_QUERIES, WITH_LEVELS = (
 DPT = ("--config_overrides", json.dumps({**CONFIG, "depth_config": {**CONFIG["depth_config"], "head": "dpt"}}))
 CASES = [
     ("universal_segmentation", 0, ()),
+    ("universal_segmentation", 0, ("--head", "mask")),
     *(
         (task, blocks, options)
         for blocks in (0, 1)
@@ -108,14 +110,17 @@ def test_losses_are_those_of_the_images(
     for views in (0, 2):  # each run has 4 steps in 2 epochs
         frozen = ("--trainable_blocks", str(blocks), "--cached_views", str(views))
         trainer = trainer_of(task, data[task], tmp_path / str(views), *frozen, *options)
+        before = copy.deepcopy(dict(find_backbone(trainer.model).state_dict()))
         trainer.train()
         losses.append(torch.tensor(logged(trainer, "loss")))
         weights.append(trainer.model.state_dict())
+        backbone = find_backbone(trainer.model)
+        assert backbone is not None
+        if blocks == 0:
+            assert_identical(dict(backbone.state_dict()), before)
     assert len(losses[0]) == 4
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
     assert weights[1].keys() == weights[0].keys()
-    backbone = find_backbone(trainer.model)
-    assert backbone is not None
     assert "forward" not in vars(backbone.embeddings) | vars(backbone.encoder.layers[0])
 
 

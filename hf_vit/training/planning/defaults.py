@@ -86,6 +86,7 @@ class TaskDefaults:
         stores: Number of last blocks of a published backbone that are trained if there is no GPU. The features of all
             other blocks, which are frozen, are stored. None trains all blocks.
         probes: Whether a new head on a saved backbone is initialized as a linear probe.
+        shares_head: Whether the options of `head` suit all kinds of heads of the task.
         enlarges: Whether images that are smaller than the chosen image size are upscaled.
         head: Function that returns the options of a new head by field of `HfViTConfig`, given the facts and the width
             of the model. Width None selects the default head.
@@ -104,6 +105,7 @@ class TaskDefaults:
     few: Mapping[str, Any] = field(default_factory=dict)
     stores: int | None = None
     probes: bool = False
+    shares_head: bool = False
     enlarges: bool = False
     head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
     augmentation: Callable[[Facts, float, float | None], Options] = lambda facts, epochs, patch_share: {}
@@ -252,7 +254,7 @@ SEGMENTATION = read_task(
     head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}} if width < LARGE_WIDTH else {}),
     augmentation=scale_to_details,
 )
-UNIVERSAL = read_task("universal-segmentation", head=universal_head)
+UNIVERSAL = read_task("universal-segmentation", head=universal_head, shares_head=True)
 DEPTH = read_task(
     "depth-estimation",
     head=without_gpu(depth_head),
@@ -436,7 +438,7 @@ def choose_config(
             del config["initializer_range"]
         if facts.is_gray:
             config["num_channels"] = 1
-    if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
+    if facts.start != "head" and (table.shares_head or HEAD_OPTIONS.isdisjoint(given)):
         # A head of the model's width needs a width divisible by 8. For other widths, keep the default head.
         is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)

@@ -1,7 +1,7 @@
 """Universal segmentation: options, evaluator, annealing of masked attention and model card texts."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +28,10 @@ from ...evaluation.segmentation import (
 )
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
-from ...options.field import Names, data_option, source_option
+from ...options.field import Names, data_option, model_option, source_option
 from ...visualize.dense import draw_panoptic
 from ..evaluator_trainer import EvaluatorTrainer
-from ..planning.defaults import UNIVERSAL
+from ..planning.defaults import UNIVERSAL, TaskDefaults
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
@@ -175,6 +175,15 @@ class MaskAnnealing(TrainerCallback):
 class UniversalArguments(MaskArguments):
     """Options of universal segmentation: model and images."""
 
+    task_config = "universal_segmentation_config"
+    task_options = ("head",)
+
+    head: str | None = model_option(
+        None,
+        "Head: queries (in the last blocks of the encoder) or mask (additional blocks, which leave the encoder "
+        "unchanged); by default queries, or the head of the saved model.",
+        essential=True,
+    )
     dataset_name: str = source_option(
         "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
     )
@@ -214,10 +223,14 @@ print(result["segmentation"].shape, result["segments_info"])""",
     chooses_threshold = True
     data_meaning = ("thing_classes",)
     limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES
-    defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 
     options: UniversalArguments
+
+    @property
+    def defaults(self) -> TaskDefaults:  # type: ignore[override]
+        """Default hyperparameters. The head "mask" needs no trained block, so stored features are those of all."""
+        return replace(UNIVERSAL, stores=0) if self.options.given_options().get("head") == "mask" else UNIVERSAL
 
     @property
     def num_needed_classes(self) -> int:
@@ -242,10 +255,15 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Return the table rows of the model card about head and loss."""
-        options, blocks = model.options, model.universal_segmentation_head.num_blocks
+        options, blocks = model.options, model.head.num_blocks
+        place = (
+            f"the last {blocks} blocks"
+            if options.head == "queries"
+            else f"{blocks} additional blocks after the encoder"
+        )
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
-            "head": f"{options.num_queries} queries in the last {blocks} blocks",
+            "head": f"{options.num_queries} queries in {place}",
             "loss": describe_weights(weights),
             "things": ", ".join(self.loaded.names[label] for label in self.loaded.thing_ids) or "none, all are stuff",
         }

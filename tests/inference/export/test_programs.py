@@ -59,6 +59,11 @@ CASES = {
         {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}},
     ),
     "universal": Case(hf_vit.HfViTForUniversalSegmentation, ("class_queries_logits", "masks_queries_logits")),
+    "universal_mask": Case(
+        hf_vit.HfViTForUniversalSegmentation,
+        ("class_queries_logits", "masks_queries_logits"),
+        {"universal_segmentation_config": {"head": "mask", "num_queries": 5, "num_blocks": 1}},
+    ),
     "mae": Case(hf_vit.HfViTForMaskedImageModeling, ("logits", "reconstruction")),
     "keypoints": Case(hf_vit.HfViTForKeypointDetection, ("heatmaps",), variant="registers"),
     "zero_shot_image_classification": Case(hf_vit.HfViTForZeroShotImageClassification, PAIRS),
