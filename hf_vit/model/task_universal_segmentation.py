@@ -8,6 +8,7 @@ a mask, s = 2 ** num_upscale_blocks.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -44,9 +45,12 @@ from .shared import (
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 
-def make_mask_embedding(size: int) -> nn.Module:
-    """Creates the three-layer MLP that maps queries (B, Q, D) to mask embeddings."""
-    fc1, fc2, fc3 = (nn.Linear(size, size) for _ in range(3))
+LEAST_PIXEL_WIDTH = 64  # minimum width of the pixel features of the head "mask", if the model is wider
+
+
+def make_mask_embedding(size: int, out_size: int) -> nn.Module:
+    """Creates the three-layer MLP that maps queries (B, Q, D) to mask embeddings (B, Q, `out_size`)."""
+    fc1, fc2, fc3 = (nn.Linear(size, width) for width in (size, size, out_size))
     return nn.Sequential(OrderedDict(fc1=fc1, gelu1=nn.GELU(), fc2=fc2, gelu2=nn.GELU(), fc3=fc3))
 
 
@@ -64,15 +68,15 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
 class HfViTUpscale(nn.Module):
     """Upscaling block of EoMT (https://arxiv.org/abs/2503.19108), which doubles the resolution of a feature map."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, out_size: int) -> None:
         super().__init__()
-        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
+        self.upsample = HfViTHeadConvTranspose2d(size, out_size, kernel_size=2, stride=2)
         self.activation = nn.GELU()
-        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
-        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+        self.depthwise = HfViTHeadConv2d(out_size, out_size, kernel_size=3, padding=1, groups=out_size, bias=False)
+        self.norm = HfViTLayerNorm2d(out_size, eps=1e-6)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps features (B, C, h, w) to features (B, C, 2·h, 2·w)."""
+        """Maps features (B, C, h, w) to features (B, `out_size`, 2·h, 2·w)."""
         return self.norm(self.depthwise(self.activation(self.upsample(maps))))
 
 
@@ -90,8 +94,11 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         )
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
-        self.mask_embedding = make_mask_embedding(width)
-        self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
+        # "mask" halves the width at each doubling of the resolution; otherwise, this takes longer than the blocks.
+        halvings = [0 if is_inside else step for step in range(options.num_upscale_blocks + 1)]
+        widths = [max(width // 2**step, min(width, LEAST_PIXEL_WIDTH)) for step in halvings]
+        self.mask_embedding = make_mask_embedding(width, widths[-1])
+        self.upscale = nn.Sequential(*(HfViTUpscale(*pair) for pair in pairwise(widths)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # For each block with queries, the probability that a query attends only to its own mask
         self.register_buffer("mask_probabilities", torch.ones(self.num_blocks))

@@ -32,7 +32,7 @@ from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of, 
 
 # These cases cover models with buffers, with a decoder, with a head without labels, and with two towers.
 TASKS = (
-    *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "queries"),
+    *("batch_norm", "semantic", "class_numbers", "deformable", "universal", "universal_mask", "queries"),
     *("mae", "simmim", "metric_depth", "sigmoid", "keypoints", "distillation_token"),
 )
 TOWERS = ("model.", "text_model.")
