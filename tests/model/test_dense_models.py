@@ -133,7 +133,11 @@ def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
     model = build(head.replace("annealed", "universal"))
     if head == "annealed":
         model.anneal_masks(1.0)
-    grids = ((4, 4), (3, 5)) if head in ("conv", "universal", "universal_mask") else ((3, 5) if head in COMPILED else (4, 4),)
+    grids = (
+        ((4, 4), (3, 5))
+        if head in ("conv", "universal", "universal_mask")
+        else ((3, 5) if head in COMPILED else (4, 4),)
+    )
     names = ("pixel_values", "noise", "input_ids")
     sizes = [{name: v for name, v in inputs_of(model, grid=grid).items() if name in names} for grid in grids]
     checks.check_compiled(model, sizes, 2e-5, backend, output_hidden_states=True)

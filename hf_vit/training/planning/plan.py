@@ -172,8 +172,9 @@ class Planner:
         seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
-        can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
         kept = task.defaults.stores  # number of last blocks that are trained, None for all
+        unstored = UNSTORED - ({"trainable_blocks"} if task.args.trainable_blocks == kept else set())
+        can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
 

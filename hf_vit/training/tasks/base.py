@@ -134,11 +134,11 @@ class Task(ABC):
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # values that replace defaults in `HfViTTrainingArguments`
     argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
-    defaults: ClassVar[TaskDefaults]  # default hyperparameters of the task
 
     options: Any
     args: HfViTTrainingArguments
 
+    defaults: TaskDefaults = field(init=False)  # default hyperparameters of the task
     loaded: TargetData = field(init=False)
     choice: str = field(init=False, default="")  # message about the choice made on held-out images
     data_notes: list[str] = field(

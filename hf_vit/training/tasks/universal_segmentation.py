@@ -31,7 +31,7 @@ from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, 
 from ...options.field import Names, data_option, model_option, source_option
 from ...visualize.dense import draw_panoptic
 from ..evaluator_trainer import EvaluatorTrainer
-from ..planning.defaults import UNIVERSAL, TaskDefaults
+from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
@@ -223,14 +223,25 @@ print(result["segmentation"].shape, result["segments_info"])""",
     chooses_threshold = True
     data_meaning = ("thing_classes",)
     limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES
+    defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 
     options: UniversalArguments
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head == "mask":  # features of all blocks are stored, because the head needs no trained block
+            self.defaults = replace(UNIVERSAL, stores=0)
+
     @property
-    def defaults(self) -> TaskDefaults:  # type: ignore[override]
-        """Default hyperparameters. The head "mask" needs no trained block, so stored features are those of all."""
-        return replace(UNIVERSAL, stores=0) if self.options.given_options().get("head") == "mask" else UNIVERSAL
+    def head(self) -> str | None:
+        """The given head. If the whole backbone is frozen, the default is "mask", which adds trained blocks."""
+        is_frozen = self.args.trainable_blocks == 0
+        return self.options.given_options().get("head", "mask" if is_frozen else None)
+
+    def options_of_fresh_head(self) -> dict[str, Any]:
+        """Return the kind of the head."""
+        return {} if self.head is None else {"head": self.head}
 
     @property
     def num_needed_classes(self) -> int:
