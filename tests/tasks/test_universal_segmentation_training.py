@@ -46,6 +46,27 @@ def test_thing_classes_are_required_and_written_to_the_card(scenes: Path, tmp_pa
     assert "| things | none, all are stuff |" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "head"),
+    [
+        ([], "queries"),
+        (["--head", "mask"], "mask"),
+        (["--trainable_blocks", "0"], "mask"),
+        (["--trainable_blocks", "0", "--head", "queries"], "queries"),
+    ],
+)
+def test_a_frozen_backbone_has_the_mask_head_by_default(
+    given: list[str], head: str, scenes: Path, tmp_path: Path
+) -> None:
+    model = make_trainer(TASK, scenes, tmp_path / "out", *given).model
+    assert model.options.head == head
+    if not given:  # a saved model keeps its head
+        model.save_pretrained(tmp_path / "saved")
+        HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "saved")
+        saved = ["--model_name_or_path", str(tmp_path / "saved"), "--trainable_blocks", "0"]
+        assert make_trainer(TASK, scenes, tmp_path / "again", *saved).model.options.head == "queries"
+
+
 def perfect(target: dict) -> dict:
     """Return the predictions of a perfect model for each kind of segmentation."""
     masks, labels = target["masks"], target["class_labels"].tolist()
