@@ -335,6 +335,11 @@ class BatchedImagePipeline(Pipeline):
 
     # Subclasses override the following methods.
 
+    @property
+    def joins_whole_image(self) -> bool:
+        """Whether `join_tiles` needs the result for the whole image before those for its tiles."""
+        return False
+
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Returns the options of one call for the image processor, `read_model_inputs` and `run_model`."""
         return self.image_processor.call_options(), preprocess, forward
@@ -344,13 +349,13 @@ class BatchedImagePipeline(Pipeline):
     ) -> list[ModelInput]:
         """Reads an image of any kind and returns its model inputs; called in background threads.
 
-        For an image that is larger than a tile, these are the whole image and the tiles.
+        For an image that is larger than a tile, these are the tiles, after the whole image if `joins_whole_image`.
         """
         pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
         whole = (pixels.shape[-2], pixels.shape[-1])
         places, size = place_tiles(whole, tiles.get("tile_size", whole), tiles.get("overlap", DEFAULT_OVERLAP))
         is_tiled = len(places) > 1
-        parts = [(whole, (0, 0))] if is_tiled else []
+        parts = [(whole, (0, 0))] if is_tiled and self.joins_whole_image else []
         inputs = []
         for (height, width), (top, left) in [*parts, *((size, place) for place in places)]:
             region = pixels[:, top : top + height, left : left + width]
@@ -371,7 +376,7 @@ class BatchedImagePipeline(Pipeline):
         raise NotImplementedError
 
     def join_tiles(self, parts: list[ModelInput], *_: Any, **postprocess: Any) -> Any:
-        """Combines the results for the whole image, which is first, and for its tiles into a result as of `decode`."""
+        """Combines the results for the tiles of an image into a result as of `decode`, see `read_model_inputs`."""
         raise NotImplementedError
 
     def join_results(self, parts: list[ModelInput]) -> Any:

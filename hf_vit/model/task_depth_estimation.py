@@ -387,6 +387,11 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
     stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
 
+    @property
+    def joins_whole_image(self) -> bool:
+        """Whether `join_tiles` needs the whole image: relative depth has another scale in each tile."""
+        return HfViTDepthConfig.of(self.model.config.depth_config).depth_estimation_type == "relative"
+
     def decode(self, outputs: Any, parts: list[ModelInput]) -> list[dict[str, Any]]:
         """Returns the depth map (H, W) of each image in the unit of the model, and a grayscale picture of it."""
         return [_with_picture(depth) for depth in self.decode_tiles(outputs, parts)]
@@ -398,8 +403,8 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
     def join_tiles(self, parts: list[ModelInput]) -> dict[str, Any]:
         """Blends the depth maps of all tiles; relative depth is first fitted to that of the whole image."""
-        whole, *parts = parts
-        if HfViTDepthConfig.of(self.model.config.depth_config).depth_estimation_type == "relative":
+        if self.joins_whole_image:
+            whole, *parts = parts
             for part in parts:
                 (top, left), (height, width) = part.place, part.size
                 region = whole.answer[top : top + height, left : left + width]

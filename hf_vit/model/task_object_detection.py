@@ -553,6 +553,11 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
     stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
     task_config: ClassVar[str | None] = "detection_config"
 
+    @property
+    def joins_whole_image(self) -> bool:
+        """Whether `join_tiles` needs the whole image: True, because large objects do not fit into a tile."""
+        return True
+
     def _sanitize_parameters(self, nms_threshold: float | None = None, **kwargs: Any) -> Any:
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})

@@ -461,7 +461,6 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         """Returns the segments of an image from the blended logits of its tiles."""
         if subtask not in (None, "panoptic", "semantic"):
             raise ValueError(f"subtask={subtask!r} must be panoptic or semantic for an image with tiles.")
-        parts = parts[1:]  # without the whole image
         maps, places = [part.answer for part in parts], [part.place for part in parts]
         bands = blended_bands(maps, places, parts[0].size)
         if subtask == "semantic":

@@ -36,7 +36,7 @@ from .harness import DTYPES, RoundArguments, describe_run, in_rounds, make_photo
 from .serving import PERCENTILES, open_and_answer
 
 
-OURS, IN_BATCHES, ONE_BY_ONE = "ours", "stock, in batches", "stock, one by one"
+OURS, OPTIMIZED, IN_BATCHES, ONE_BY_ONE = "ours", "ours, --optimize", "stock, in batches", "stock, one by one"
 SIZES = ((320, 240), (500, 375), (640, 427), (1024, 768), (1600, 1200))  # widths and heights of photos
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 EXPECTED = {200, 408, 413, 422, 429, 503}  # statuses of the soak that are no errors of the server
@@ -59,12 +59,12 @@ class Arguments(RoundArguments):
 
 
 def serve(args: Arguments, folder: str, channel: Connection) -> None:
-    """Serve one model with our pipeline, and with the stock pipeline in both ways; send the address to `channel`."""
+    """Serve one model with both of our pipelines and in both ways of the stock one; send the address to `channel`."""
     os.sched_setaffinity(0, {args.core})
     torch.set_num_threads(1)
-    from hf_vit.inference.serving import configure_gradio
+    from hf_vit.inference.serving import prepare_process
 
-    with configure_gradio():
+    with prepare_process():
         from hf_vit.inference.serving.app import Limits
         from hf_vit.inference.serving.page import run_server
         from hf_vit.inference.serving.served_model import ServedModel, open_models
@@ -75,6 +75,9 @@ def serve(args: Arguments, folder: str, channel: Connection) -> None:
         pipe = ours.predictor.pipe
         stock = ImageClassificationPipeline(model=pipe.model, image_processor=pipe.image_processor)
         models = []
+        if not args.soak_minutes:
+            (fast,) = open_models([folder], {}, args.batch_size, optimize=True)
+            models.append(ServedModel(OPTIMIZED, folder, fast.predictor, None, args.batch_size))
         for name, size in ((OURS, args.batch_size), (IN_BATCHES, args.batch_size), (ONE_BY_ONE, 1)):
             model = ServedModel(name, folder, ours.predictor, ours.embedder if name == OURS else None, size)
             if name != OURS:
@@ -134,7 +137,7 @@ def measure(args: Arguments) -> list[list[Any]]:
     """Measure all ways in interleaved rounds, and return the rows of the table."""
     photos = [photo for size in SIZES for photo in make_photos(size, count=4)]
     random.Random(0).shuffle(photos)
-    names = (ONE_BY_ONE, IN_BATCHES, OURS)
+    names = (ONE_BY_ONE, IN_BATCHES, OURS, OPTIMIZED)
     with running(args) as (address, server):
         send = partial(send_all, address, server, photos, args)
         ways = {name: partial(lambda name: asyncio.run(send(name)), name) for name in names}
@@ -146,7 +149,7 @@ def measure(args: Arguments) -> list[list[Any]]:
         seconds = sorted(second for found in rounds for second in found[name][:-2])
         late = [1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))] for share in PERCENTILES]
         whole, used = (median(found[name][place] for found in rounds) for place in (-2, -1))
-        ratio = median(found[ONE_BY_ONE][-1] / found[name][-1] for found in rounds)
+        ratio = median(found[ONE_BY_ONE][-2] / found[name][-2] for found in rounds)
         rows.append([name, args.num_requests / whole, *late, args.num_requests / used, ratio])
     return rows
 
@@ -245,10 +248,8 @@ def run_soak(args: Arguments) -> list[list[Any]]:
     for row in rows:
         print_row(*row)
     failed = sum(count for _, status, count in rows if not status.isdigit() or int(status) not in EXPECTED)
-    warm = memory[len(memory) // 3]
-    growth = (
-        f"{warm:.1f} MiB after a third of the time, {memory[-1]:.1f} MiB at the end ({memory[-1] / warm - 1:+.1%})"
-    )
+    warm, late = median(memory[10:15]), median(memory[-5:])  # of 30; the first third is the warm-up
+    growth = f"{warm:.1f} MiB after a third of the time, {late:.1f} MiB at the end ({late / warm - 1:+.1%})"
     print(f"Healthy: {is_alive}. Unexpected: {failed}. Memory: {growth}", flush=True)
     return [*rows, ["memory", memory]]
 

@@ -1,12 +1,13 @@
 """Serve models over HTTP: an endpoint for programs, and a page for people."""
 
+import ctypes
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from ...outputs import check_writable
 
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "gradio", "prometheus_client", "matplotlib", "scipy")
 PORT = Range(0, 65535)
+M_ARENA_MAX = -8  # parameter of mallopt in malloc.h
 MODEL_FILES = ("*.json", "*.safetensors", "*.py", "*.txt", "*.model", "*.jinja")  # files of a model in a Space
 SPACE_README = """\
 ---
@@ -83,7 +85,7 @@ def serve_models(
         report(f"Wrote the Space {space}. Upload it: hf upload --repo-type space USER/NAME {space}")
         return
     check_packages("hf-vit serve", *PACKAGES, extra="serve")
-    with configure_gradio():
+    with prepare_process():
         from .app import Limits
         from .page import run_server
         from .served_model import open_models
@@ -95,8 +97,13 @@ def serve_models(
 
 
 @contextmanager
-def configure_gradio() -> Iterator[None]:
-    """Context manager that turns off usage statistics, and removes the photos of the page also after SIGTERM."""
+def prepare_process() -> Iterator[None]:
+    """Context manager that turns off usage statistics, and removes the photos of the page also after SIGTERM.
+
+    All threads share two memory arenas of glibc. With an arena for each thread, the memory of the process grows.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # other systems have no mallopt
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
     # uvicorn raises the signal again after the shutdown.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="hf_vit_serve_") as folder:

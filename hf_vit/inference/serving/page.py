@@ -126,8 +126,11 @@ class Panel:
 
     @cached_property
     def inspected(self) -> tuple[Any, Any]:
-        """Model and image processor that record attention, opened at the first click."""
-        return open_for_inspection(self.model.source)
+        """Model and image processor that record attention, opened at the first click with the weights in use."""
+        model, processor = open_for_inspection(self.model.source)
+        if isinstance(model, type(self.predictor.pipe.model)):
+            model.load_state_dict(self.predictor.pipe.model.state_dict(), assign=True)
+        return model, processor
 
     def attend(self, photo: bytes | None, event: gr.SelectData) -> Any:
         """Return a picture of the attention of the last block from the clicked point, averaged over its heads."""
