@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers import AutoConfig, AutoModelForImageSegmentation, AutoModelForKeypointDetection, AutoProcessor
+from transformers import (
+    AutoConfig,
+    AutoModelForImageSegmentation,
+    AutoModelForKeypointDetection,
+    AutoModelForPreTraining,
+    AutoProcessor,
+)
 
 # AutoImageProcessor is imported from its submodule: if torchvision is missing, older releases of `transformers` export
 # a placeholder.
@@ -22,6 +28,7 @@ from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
+from .model.nested_options import HfViTMultiTaskConfig
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
 from .model.remote_code import AUTO_MAP, PIPELINES, list_tasks
@@ -45,6 +52,7 @@ from .model.task_image_reconstruction import HfViTForImageReconstruction
 from .model.task_joint_embedding import HfViTForJointEmbedding
 from .model.task_keypoint_detection import HfViTForKeypointDetection, HfViTKeypointDetectionPipeline
 from .model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from .model.task_multi_task import HfViTForMultiTask, HfViTMultiTaskPipeline
 from .model.task_object_detection import HfViTForObjectDetection
 from .model.task_semantic_segmentation import HfViTForSemanticSegmentation
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation
@@ -69,6 +77,7 @@ for auto_class, path in AUTO_MAP.items():
 # The segmentation pipeline tries AutoModelForImageSegmentation first. config.json (`architectures`) names the class.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
+AutoModelForPreTraining.register(HfViTConfig, (HfViTForJointEmbedding, HfViTForMultiTask), exist_ok=True)
 # AutoProcessor finds HfViTProcessor by the class name in a checkpoint. The processor is registered for the text
 # configuration only, because a processor registered for `HfViTConfig` would also be loaded for image models.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
@@ -76,6 +85,9 @@ AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processor
 
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
+)
+PIPELINE_REGISTRY.register_pipeline(
+    "multi-task", HfViTMultiTaskPipeline, pt_model=AutoModelForPreTraining, type="image"
 )
 # The pipeline classes of the supported tasks are replaced. For models of other libraries, the new classes return the
 # original pipeline. `register_pipeline` is not used because it would remove the default model of each task.
@@ -121,6 +133,7 @@ __all__ = [
     "HfViTForJointEmbedding",
     "HfViTForKeypointDetection",
     "HfViTForMaskedImageModeling",
+    "HfViTForMultiTask",
     "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
@@ -131,6 +144,7 @@ __all__ = [
     "HfViTKeypointConfig",
     "HfViTMaskedImageModelingConfig",
     "HfViTModel",
+    "HfViTMultiTaskConfig",
     "HfViTPreTrainedModel",
     "HfViTProcessor",
     "HfViTReconstructionConfig",

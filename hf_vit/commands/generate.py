@@ -87,9 +87,12 @@ def generate() -> str:
     saved = ("model_name_or_path", "dataset_name")
     for name, task in TASKS.items():
         page = {"text": describe(name), "given": {"task": name}, "recipe": True, "groups": TRAINING}
-        add(f"train {name}", models.train, ["dataset_name"], training_options(task), **page)
+        has_data = name != "multi-task"  # its recipe contains the data of each head, and its heads are evaluated
+        words = ["dataset_name"] if has_data else []
+        add(f"train {name}", models.train, words, training_options(task), **page)
         page = {"recipe": True, "groups": EVALUATION}
-        add(f"evaluate {name}", models.evaluate, saved, evaluation_options(task), **page)
+        if has_data:
+            add(f"evaluate {name}", models.evaluate, saved, evaluation_options(task), **page)
     declared = options_of_types([ExtractionArguments], EXTRACTION)
     add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
     for function, words in WORDS.items():
@@ -104,7 +107,9 @@ def generate() -> str:
         "options": options,
         "pages": pages,
         "architectures": {
-            name: [task.model_class.__name__.removeprefix("HfViT"), *task.published] for name, task in TASKS.items()
+            name: [task.model_class.__name__.removeprefix("HfViT"), *task.published]
+            for name, task in TASKS.items()
+            if f"evaluate {name}" in pages
         },
         "versions": {"transformers": transformers.__version__},
     }

@@ -11,13 +11,21 @@ from typing import Any, ClassVar, Literal, Self
 from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .nested_options import HfViTTaskConfig, check_activation, check_intervals, option
-from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
+from .nested_options import (
+    HEAD_TASKS,
+    HfViTMultiTaskConfig,
+    HfViTTaskConfig,
+    check_activation,
+    check_intervals,
+    option,
+)
+from .remote_code import AUTO_MAP, camel_case, check_pipeline, class_path, copy_code, pipelines_of
 from .task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS, HfViTTaskFields
 
 
 # Fields that accept an int or a pair (height, width), and the units of their values.
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
+SEGMENTERS = ["HfViTForSemanticSegmentation", "HfViTForUniversalSegmentation"]
 # Constructor arguments that are stored as properties rather than fields.
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
 # hf-vit is not yet on any package index, so error messages suggest an installation from a repository checkout.
@@ -231,7 +239,10 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not fields:  # without an error, transformers would silently use default values
             raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
-        check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
+        classes, task = model_classes(fields), kwargs.get("_from_pipeline")
+        check_pipeline(str(pretrained_model_name_or_path), classes, task)
+        if task == "image-segmentation" and len(classes) > 1:  # the pipeline opens the class in `architectures`
+            fields["architectures"] = [name for name in classes if name in SEGMENTERS][:1]
         return fields, unused
 
     @classmethod
@@ -269,15 +280,32 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         """Saves config.json, which names the Auto classes and pipelines, and the source files of these classes."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
-        if self.architectures == ["HfViTForUniversalSegmentation"]:
+        classes = model_classes(self.to_dict())
+        if [name for name in classes if name in SEGMENTERS][:1] == SEGMENTERS[1:]:
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
+        if "HfViTForMultiTask" in classes:
+            self.auto_map["AutoModelForPreTraining"] = class_path("multi-task")
         self.__dict__.pop("custom_pipelines", None)  # the saved pipelines are outdated if the model class has changed
-        for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
-            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[architecture])
+        if pipelines := pipelines_of(classes):
+            self.custom_pipelines = copy.deepcopy(pipelines)
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # transformers would upload only config.json
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    @property
+    def heads(self) -> dict[str, dict[str, Any]]:
+        """Options of the heads of `HfViTForMultiTask` by name, see `HfViTMultiTaskConfig`; empty for other models."""
+        return HfViTMultiTaskConfig.of(self.multi_task_config).heads or {}
+
+    def for_head(self, name: str) -> Self:
+        """Returns the configuration of the single-task model that consists of the backbone and the head `name`."""
+        config, head = copy.deepcopy(self), self.heads[name]
+        config.multi_task_config = None
+        for field, value in head["config"].items():
+            setattr(config, field, copy.deepcopy(value))
+        config.architectures = [f"HfViTFor{camel_case(head['task'])}"]
+        return config
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -430,6 +458,32 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         names = self.id2label or {}
         if sorted(names) != list(range(len(names))):
             raise ValueError(f"id2label={names} must have the keys 0 to {len(names) - 1}, one per label.")
+
+
+def model_classes(fields: dict[str, Any]) -> list[str]:
+    """Returns the model class named in config.json, followed by those of the heads of a multi-task model."""
+    classes = fields.get("architectures") or []
+    heads = HfViTMultiTaskConfig.of(fields.get("multi_task_config")).heads if "HfViTForMultiTask" in classes else {}
+    return [*classes, *(f"HfViTFor{camel_case(head['task'])}" for head in (heads or {}).values())]
+
+
+def find_processor(fields: dict[str, Any], head: str | None, pipeline_task: str | None) -> dict[str, Any] | None:
+    """Returns the image processor options of a head of a multi-task model, or None if there are none.
+
+    Args:
+        fields: Content of config.json.
+        head: Name of the head. Raises `ValueError` if it is unknown.
+        pipeline_task: Task of the pipeline that opens the model, which selects the head if `head` is None.
+    """
+    options = HfViTMultiTaskConfig.of(fields.get("multi_task_config"))
+    heads, kinds = options.heads or {}, [pipeline_task]
+    if pipeline_task == "image-segmentation":
+        kinds = ["semantic-segmentation", "universal-segmentation"]
+    own = [options.find_head(task) for task in HEAD_TASKS if task in kinds]
+    chosen = next((name for name in heads if name in own), None) if head is None else head
+    if chosen is not None and chosen not in heads:
+        raise ValueError(f"head={chosen!r} is not a head of the model. Heads: {', '.join(heads) or 'none'}.")
+    return None if chosen is None else heads[chosen].get("processor")
 
 
 def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:

@@ -23,7 +23,7 @@ from transformers.image_utils import ChannelDimension, PILImageResampling, torch
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import CONFIG_NAME, cached_file
 
-from .configuration_hf_vit import INSTALL_COMMAND, to_pair
+from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, find_processor, to_pair
 from .image_geometry import (
     CROP_ROUNDINGS,
     EXACT_KEYS,
@@ -196,7 +196,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
         Files of transformers' image processors and timm's config.json are converted to the options of this class. If a
         file does not name its image processor, the `model_type` in config.json in the same folder decides; the default
-        is "vit".
+        is "vit". Of a multi-task model, the options of the head named by the argument `head` or used by a pipeline.
 
         Raises:
             OSError: If there is no file with image processor options, or a file with weights is given.
@@ -209,6 +209,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 f"{str(name)!r} is not a JSON file of image processor options. For a file of weights, use "
                 "hf_vit.convert.load_image_processor."
             )
+        head, task = kwargs.pop("head", None), kwargs.get("_from_pipeline")
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
@@ -218,7 +219,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             if not options.get("pretrained_cfg"):
                 raise error
         if _is_ours(options):
-            return options, unused
+            fields = {} if head is task is None else HfViTConfig.get_config_dict(name, **hub_arguments(kwargs))[0]
+            return dict(find_processor(fields, head, task) or options), unused
         if cls._converter is None:
             raise ValueError(
                 f"{str(name)!r} contains the options of another image processor, "

@@ -176,16 +176,24 @@ class HfViTModel(HfViTPreTrainedModel):
         pixel_values: Tensor | None,
         patch_attention_mask: Tensor | None = None,
         bool_masked_pos: Tensor | None = None,
+        encoder_outputs: BaseModelOutputWithPooling | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
         """Returns the input (B, P + N, D) of the first block, and a `HfViTBlockRunner` for the blocks.
 
-        `kwargs` may contain `output_attentions`, as in `forward`.
+        `kwargs` may contain `output_attentions`, as in `forward`. With `encoder_outputs`, see `run_backbone`, the
+        runner returns their hidden states instead of computing them again.
         """
-        hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
         grid = self.embeddings.patch_embeddings.grid(check_images(pixel_values))
+        if encoder_outputs is None:
+            hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
+            known: tuple[Tensor, ...] = ()
+        else:
+            known = encoder_outputs.hidden_states
+            hidden_states = known[0]
+            rotary = self.embeddings.rotary(check_images(pixel_values), patch_attention_mask)
         wants_attentions = self.wants_attentions(**kwargs)
-        return hidden_states, HfViTBlockRunner(self, grid, rotary, patch_attention_mask, wants_attentions)
+        return hidden_states, HfViTBlockRunner(self, grid, rotary, patch_attention_mask, wants_attentions, known)
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,7 @@ class HfViTBlockRunner:
     rotary: Rotary | None
     patch_attention_mask: Tensor | None
     output_attentions: bool
+    known: tuple[Tensor, ...] = ()  # tokens (B, P + N, D) before the first block and after each block that has run
 
     def append_queries(self, hidden_states: Tensor, queries: HfViTQueries, num_blocks: int) -> tuple[Tensor, int]:
         """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D), then appends the queries.
@@ -298,6 +307,9 @@ class HfViTBlockRunner:
     ) -> Tensor:
         """Runs the blocks from `start` to `stop` - 1 on tokens (B, L, D) and returns the resulting tokens."""
         # `encoder` may contain additional blocks after those of the model. `masks` is the result of `self.masks`.
+        last = self.model.config.num_hidden_layers if stop is None else stop
+        if encoder is None and self.known and hidden_states is self.known[start]:
+            return self.known[last]
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         return encoder(hidden_states, start=start, stop=stop, **options, **masks)
@@ -365,9 +377,8 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
         # normalized by the final norm if `config.apply_layernorm` is True.
         requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
-        outputs = self.model(
-            pixel_values, return_dict=True, output_hidden_states=bool(requested_hidden_states) or has_inner, **kwargs
-        )
+        kwargs["output_hidden_states"] = bool(requested_hidden_states) or has_inner
+        outputs = self.run_backbone(pixel_values, **kwargs)
         levels, prefixes = [], []
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
         for index in out_indices:

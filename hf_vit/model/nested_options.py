@@ -3,9 +3,15 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
+from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
 
+# Tasks of the heads that can share a backbone.
+HEAD_TASKS = (
+    *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
+    *("object-detection", "keypoint-detection", "zero-shot-image-classification"),
+)
 RULES = {"(0, inf)": "be positive", "[0, inf)": "not be negative", "(-inf, inf)": "be finite"}
 
 
@@ -112,6 +118,50 @@ class HfViTTaskConfig:
                 )
 
     def _check(self) -> None: ...
+
+
+@strict
+@dataclass
+class HfViTMultiTaskConfig(HfViTTaskConfig):
+    """Options of the heads of `HfViTForMultiTask`.
+
+    Args:
+        heads: Options of each head by its name: `task`, the name of its task; `config`, the fields of `HfViTConfig`
+            that belong to the head, such as `depth_config` and `id2label`; `processor`, the options of its image
+            processor; and `default`, whether single-task classes open it if there are several heads of the same task.
+            Without a default, they open the first one. Heads are ordered by name.
+        learns_loss_weights: Whether the weights of the losses are learned, see `HfViTForMultiTask.forward`.
+    """
+
+    heads: dict[str, dict[str, Any]] | None = None
+    learns_loss_weights: bool = False
+
+    def __post_init__(self) -> None:
+        self.heads = None if self.heads is None else dict(sorted(self.heads.items()))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        for name, head in (self.heads or {}).items():
+            if not name.isidentifier():
+                raise ValueError(f"The head name {name!r} must consist of letters, digits and underscores.")
+            if head.get("task") not in HEAD_TASKS:
+                raise ValueError(
+                    f"The head {name!r} has the task {head.get('task')!r}. Choose one of {', '.join(HEAD_TASKS)}."
+                )
+
+    def find_head(self, task: str, name: str | None = None) -> str | None:
+        """Returns the name of the head that a model of `task` opens, or None if there is no such head.
+
+        Raises:
+            ValueError: if there is no head `name`, or it has another task.
+        """
+        heads = self.heads or {}
+        found = [own for own in heads if heads[own]["task"] == task]
+        if name is not None and name not in found:
+            names = ", ".join(f"{own} ({head['task']})" for own, head in heads.items()) or "none"
+            raise ValueError(f"There is no head {name!r} for {task}. Heads of the checkpoint: {names}.")
+        preferred = [own for own in found if heads[own].get("default")] or found
+        return name or (preferred[0] if preferred else None)
 
 
 def tuples_to_lists(value: Any) -> Any:

@@ -21,11 +21,13 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
-from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
+from .configuration_hf_vit import INSTALL_COMMAND, PROPERTIES, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
-from .remote_code import check_reachable
+from .nested_options import HEAD_TASKS, HfViTMultiTaskConfig
+from .remote_code import camel_case, check_reachable
 from .shared import to_maps
+from .task_configurations import TASK_CONFIGS
 
 
 # Prefixes of the modules of the backbone. A checkpoint must contain their weights, except the mask token. Heads and
@@ -34,6 +36,7 @@ BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
 DEFAULT_LABELS = range(2)  # two labels, the default of transformers
+HEAD_CLASSES = {f"HfViTFor{camel_case(task)}": task for task in HEAD_TASKS}
 logger = logging.get_logger(__name__)
 # transformers' image segmentation pipeline rejects models that are not in this mapping, even if they are registered.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -92,6 +95,40 @@ def is_same(value: Any, other: Any) -> bool:
     """Returns whether two values of a field are equal; the sizes 16 and (16, 16) are equal."""
     sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
     return bool(sizes[0] == sizes[1])
+
+
+def plain_value(value: Any) -> Any:
+    """Returns a value of a configuration, with dictionaries in place of task options."""
+    # Compare by name: in remote code, the class of `value` may be another copy of the class in this file.
+    is_options = type(value).__name__ in {options.__name__ for options in TASK_CONFIGS.values()}
+    return value.to_dict() if is_options else value
+
+
+def choose_head(model_class: type[PreTrainedModel], kwargs: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Changes the arguments of `from_pretrained` so that a single-task class opens its head of a multi-task model.
+
+    The argument `head` names the head. By default, it is chosen by `HfViTMultiTaskConfig.find_head`.
+    """
+    wanted, task = kwargs.pop("head", None), HEAD_CLASSES.get(model_class.__name__)
+    options = HfViTMultiTaskConfig.of(saved.get("multi_task_config"))
+    if task is None and wanted is not None:
+        raise ValueError(f"{model_class.__name__} has no head of a single task. Leave out head={wanted!r}.")
+    head = None if task is None else options.find_head(task, wanted)
+    if head is None:
+        return
+    config, given = kwargs.pop("config", None), dict[str, Any]()
+    as_saved = HfViTConfig.from_dict(saved)
+    if config is None:
+        names = {*vars(as_saved), *PROPERTIES} - {"dtype"}
+        given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+    else:  # the Auto classes store arguments in `config`
+        old, new = ({n: plain_value(v) for n, v in vars(own).items() if n[0] != "_"} for own in (as_saved, config))
+        given = {name: value for name, value in new.items() if name not in old or old[name] != value}
+    kwargs["config"] = HfViTConfig.from_dict(as_saved.for_head(head).to_dict(), **given)
+    if config is not None:
+        kwargs["config"]._attn_implementation = config._attn_implementation
+    kwargs["key_mapping"] = {rf"^heads\.{head}\.": ""}
+    saved["id2label"] = as_saved.for_head(head).id2label
 
 
 @contextmanager
@@ -200,6 +237,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
     _input_embed_layer = "patch_embeddings"
+    # Single-task classes read only one head of a multi-task model.
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^heads\.", r"^uncertainty\."]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -311,6 +350,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     raise
                 pass  # the converter below opens checkpoints of other libraries or raises an error
             geometry = pop_geometry(kwargs, saved)
+            choose_head(cls, kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with pausing_garbage_collection():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
@@ -371,6 +411,18 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}; attention.qkv "
                 "is the projection of query, key and value."
             ) from error
+
+    def run_backbone(self, pixel_values: Tensor | None, encoder_outputs: Any = None, **kwargs: Any) -> Any:
+        """Returns the outputs of the backbone, a `BaseModelOutputWithPooling`.
+
+        Every task model with a head on the backbone accepts `encoder_outputs`, the outputs of `HfViTModel` for the
+        same images with `output_hidden_states=True`. It then runs only its head, so that several heads can share the
+        backbone. `kwargs` are arguments of `HfViTModel`, which has no effect on given outputs.
+        """
+        if encoder_outputs is None:
+            return self.base_model(pixel_values, return_dict=True, **kwargs)
+        states = encoder_outputs.hidden_states if self.requested_hidden_states(**kwargs) else None
+        return type(encoder_outputs)(**{**encoder_outputs, "hidden_states": states})
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
         """Returns whether attention weights are requested by the argument or, if it is None, by `config`."""

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +17,15 @@ HUB_TIMEOUT_SECONDS = 5  # time limit for testing the connection to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
-    *("image-reconstruction", "zero-shot-image-classification", "image-captioning"),
+    *("image-reconstruction", "zero-shot-image-classification", "image-captioning", "multi-task"),
 )
 CLASS_NAMES = {"image-captioning": "ImageTextToText"}  # class names that differ from the task name
 
 # Maps a task to the name of its Auto class, if it differs from the task name.
-OTHER_CLASSES = {"joint-embedding": "AutoModelForPreTraining", "image-reconstruction": "AutoModelForImageToImage"}
+OTHER_CLASSES = {
+    **dict.fromkeys(("multi-task", "joint-embedding"), "AutoModelForPreTraining"),
+    "image-reconstruction": "AutoModelForImageToImage",
+}
 
 
 def class_path(task: str, form: str = "HfViTFor{}") -> str:
@@ -43,7 +46,7 @@ AUTO_MAP = {
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task not in OTHER_CLASSES},
     **{auto_class: class_path(task) for task, auto_class in OTHER_CLASSES.items()},
     # transformers' segmentation pipeline tries this Auto class first. For universal segmentation models,
-    # `HfViTConfig.save_pretrained` replaces the entry.
+    # `HfViTConfig.save_pretrained` replaces the entry, and for multi-task models that of AutoModelForPreTraining.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
 }
 FEATURES = "image-feature-extraction"  # pipeline task for models with any head
@@ -66,6 +69,8 @@ CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
 }
 for task in ("MaskedImageModeling", "JointEmbedding", "ImageReconstruction"):
     CUSTOM_PIPELINES[f"HfViTFor{task}"] = CUSTOM_PIPELINES["HfViTModel"]
+MULTI_TASK = {"impl": class_path("multi-task", "HfViT{}Pipeline"), "pt": ["AutoModelForPreTraining"], "type": "image"}
+CUSTOM_PIPELINES["HfViTForMultiTask"] = {"multi-task": MULTI_TASK}
 
 
 def list_tasks() -> list[str]:
@@ -73,12 +78,17 @@ def list_tasks() -> list[str]:
     return list(TASKS)
 
 
-def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
-    """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
+def pipelines_of(architectures: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns the entry of config.json that names the pipelines of a model with the heads of these classes."""
+    return {task: entry for name in architectures for task, entry in CUSTOM_PIPELINES.get(name, {}).items()}
+
+
+def check_pipeline(name: str, architectures: list[str], task: str | None) -> None:
+    """Raises `ValueError` if a checkpoint with the heads of the classes `architectures` has none for `task`."""
     # Without this check, transformers would use its own pipeline with an untrained head if hf_vit is not installed.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
-    own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])
+    own = pipelines_of(architectures) or CUSTOM_PIPELINES["HfViTModel"]
     if task not in own:
         raise ValueError(
             f"{name} was saved as {architectures[0]} and has no trained head for {task!r}. Use the pipeline task "
@@ -160,6 +170,7 @@ def _import_saved_files() -> None:
     from .task_joint_embedding import HfViTForJointEmbedding  # noqa: F401
     from .task_keypoint_detection import HfViTForKeypointDetection  # noqa: F401
     from .task_masked_image_modeling import HfViTForMaskedImageModeling  # noqa: F401
+    from .task_multi_task import HfViTForMultiTask  # noqa: F401
     from .task_object_detection import HfViTForObjectDetection  # noqa: F401
     from .task_semantic_segmentation import HfViTForSemanticSegmentation  # noqa: F401
     from .task_universal_segmentation import HfViTForUniversalSegmentation  # noqa: F401

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .nested_options import HfViTTaskConfig, check_activation, option
+from .nested_options import HfViTMultiTaskConfig, HfViTTaskConfig, check_activation, option
 
 
 MIN_TEACHER_TEMPERATURE = 0.025  # lower temperatures exceed the range of float32 in `assign`
@@ -621,6 +621,7 @@ MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForImageReconstruction": ("reconstruction_config",),
     "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
     "HfViTForImageTextToText": ("caption_config",),
+    "HfViTForMultiTask": ("multi_task_config",),
 }
 
 
@@ -643,6 +644,7 @@ class HfViTTaskFields(PreTrainedConfig):
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
         contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
         caption_config: Options of `HfViTForImageTextToText`.
+        multi_task_config: Heads of `HfViTForMultiTask`.
     """
 
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
@@ -656,6 +658,7 @@ class HfViTTaskFields(PreTrainedConfig):
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
     caption_config: HfViTCaptionConfig | dict[str, Any] | None = None
+    multi_task_config: HfViTMultiTaskConfig | dict[str, Any] | None = None
 
 
 # Maps each task field of `HfViTConfig` to the class of its options.

@@ -210,13 +210,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         Raises:
             ValueError: if an input does not fit the model; the message names valid values.
         """
-        outputs = self.model(
-            pixel_values,
-            patch_attention_mask=patch_attention_mask,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            return_dict=True,
-            **kwargs,
-        )
+        outputs = self.run_backbone(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         logits, cls_logits, distillation_logits = self._classify(outputs.pooler_output, outputs.last_hidden_state)
         if labels is not None and not self.config.num_labels:
             raise ValueError("The model has no classifier to train. Call reset_classifier(num_labels) first.")

@@ -337,7 +337,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
         """
-        outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
+        outputs = self.run_backbone(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         outputs.pooler_output = self.contrastive_head.image_projection(outputs.pooler_output)
         return outputs
 
@@ -420,6 +420,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None = None,
         return_loss: bool | None = None,
         interpolate_pos_encoding: bool | None = None,
+        encoder_outputs: BaseModelOutputWithPooling | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CLIPOutput:
         """Compares each image with each text.
@@ -433,6 +434,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             return_loss: Whether to compute the loss; there must be one text per image.
             interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
+            encoder_outputs: Outputs of the image tower for the same images, see `run_backbone`.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -444,7 +446,8 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             ValueError: if an input does not fit the model; the message names valid values.
         """
         kwargs["return_dict"] = True
-        images = self.get_image_features(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        given: Any = {"patch_attention_mask": patch_attention_mask, "encoder_outputs": encoder_outputs}
+        images = self.get_image_features(pixel_values, **given, **kwargs)
         texts = self.get_text_features(input_ids, attention_mask, position_ids, token_type_ids, **kwargs)
         image_embeds, text_embeds = (F.normalize(part.pooler_output, dim=-1) for part in (images, texts))
         head = self.contrastive_head

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ..data.augmentation.datasets import AugmentedDataset, BalancedSampler, RepeatedAugmentationSampler, seeded
+from ..data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from ..data.collators import size_for_height
 from ..data.formats.label_values import MULTI, REGRESSION, SINGLE
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -298,10 +299,14 @@ class PatchDropout:
         return {**batch, "kept_patches": kept}
 
 
-def training_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | BalancedSampler | None:
-    """Return the sampler for repeated augmentation or balanced classes, None if neither is requested."""
+def training_sampler(
+    args: TrainingArguments, dataset: Any
+) -> RepeatedAugmentationSampler | BalancedSampler | TaskSampler | None:
+    """Return the sampler for several tasks, repeated augmentation or balanced classes, None if none is requested."""
     repeats = training_options_of(args).repeated_augmentations
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if isinstance(dataset, MultiTaskDataset):
+        return TaskSampler(dataset, step_size)
     if isinstance(dataset, AugmentedDataset) and dataset.classes is not None:
         if repeats > 1:
             raise ValueError(

@@ -246,6 +246,10 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text_config": ({"num_hidden_layers": 2, "pooling": "last"}, {"num_hidden_layers": 1}),
     "caption_config": ({"num_hidden_layers": 2, "label_smoothing": 0.0}, {"dropout": 0.2}),
     "contrastive_config": ({"loss": "softmax", "projection_dim": 8}, {"projection_dim": 8}),
+    "multi_task_config": (
+        {"heads": {"rooms": {"task": "depth-estimation", "config": {}}}},
+        {"learns_loss_weights": True},
+    ),
 }
 all_tasks = pytest.mark.parametrize("field", TASKS)
 
@@ -296,7 +300,7 @@ def test_models_take_overrides_of_options(tmp_path: Path) -> None:
 
 @all_tasks
 def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
-    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. Options: \w+, "):
+    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. Options: \w+"):
         small_config(**{field: {"trash": 1, "nonsense": 2}})
     for name, value in {"head": "transformer", "num_queries": "7"}.items():
         if name in {option.name for option in fields(TASK_CONFIGS[field])}:

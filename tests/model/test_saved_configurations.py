@@ -89,6 +89,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "intermediate_size": 1536, "max_position_embeddings": 64, "dropout": 0.1, "label_smoothing": 0.1,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     },
+    "multi_task_config": {"heads": None, "learns_loss_weights": False},
 }
 # fmt: on
 # The config.json of every model class, written by version 0.1.0. It omitted options with default values.

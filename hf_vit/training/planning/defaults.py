@@ -5,7 +5,7 @@ The module `budget` chooses from the candidate sizes of each task.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -284,6 +284,10 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 CAPTIONS = read_task(
     "image-captioning", head=without_gpu(lambda width: {"caption_config": small_tower(min(width, 256))})
 )
+
+
+# Heads and augmentation are chosen for each head, with the defaults of its task.
+MULTI_TASK = replace(SEGMENTATION, head=lambda facts, width: {}, augmentation=lambda facts, epochs, patch_share: {})
 
 
 # Rules that choose the options of a run

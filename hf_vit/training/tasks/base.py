@@ -523,13 +523,26 @@ class Task(ABC):
         Returns:
             The scores.
         """
+        scores, info = self.report(trainer, **facts)
+        if info is not None:
+            write_model_card(Path(trainer.args.output_dir), info)
+            names = [name for name in info.baselines if name not in self.other_baselines]
+            for sentence in compare(dataclasses.replace(info, baselines={names[-1]: info.baselines[names[-1]]})):
+                logger.warning(sentence)
+        return scores
+
+    def report(self, trainer: EvaluatorTrainer, **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
+        """Evaluate a trained model and write scores and pictures. Return the scores and the facts for the card.
+
+        The facts are None on all processes except the first.
+        """
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
         classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
-            return scores
+            return scores, None
         usage, limits, parts = self.card_texts()
         (curves,) = CURVES.values()
         draw_curves(trainer.state.log_history, folder / curves)
@@ -558,7 +571,4 @@ class Task(ABC):
             **describe_training(trainer, split),
             **facts,
         )
-        write_model_card(folder, info)
-        for sentence in compare(dataclasses.replace(info, baselines={name: baseline})):
-            logger.warning(sentence)
-        return scores
+        return scores, info

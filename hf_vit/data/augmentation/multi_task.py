@@ -1,0 +1,82 @@
+"""Training examples of several tasks, and the sampler that decides which task each training step belongs to."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .datasets import AugmentedDataset, derive_seed
+
+
+Key = tuple[str, int, int]  # name of the task, index of the example, and number of its earlier augmentations
+
+
+@dataclass(eq=False, repr=False)
+class MultiTaskDataset(AugmentedDataset):
+    """Augmented examples of several tasks.
+
+    Args:
+        parts: Augmented examples of each task by its name.
+        shares: Share of the training steps of each task; only the ratios matter.
+    """
+
+    parts: Mapping[str, AugmentedDataset] = None  # type: ignore[assignment]
+    shares: Mapping[str, float] = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def __getitem__(self, key: Any) -> dict[str, Any]:
+        """Return `head`, the name of the task, and `example` for a key of `TaskSampler`."""
+        name, index, repeat = key
+        return {"head": name, "example": self.parts[name][(index, repeat)]}
+
+
+@dataclass(eq=False, repr=False)
+class TaskSampler(torch.utils.data.Sampler[Key]):
+    """Sampler in which all examples of a training step belong to one task.
+
+    Each step goes to the task that is furthest behind its share, so that tasks alternate evenly. Each task passes
+    through its examples in a new random order again and again. The order depends only on the seed, the step size and
+    the epoch, so that a run with several processes and a resumed run see the same examples.
+
+    Args:
+        dataset: The examples.
+        step_size: Number of examples in a training step, over all processes and accumulated batches.
+    """
+
+    dataset: MultiTaskDataset
+    step_size: int
+
+    @property
+    def num_steps(self) -> int:
+        """Number of training steps of an epoch, in which as many examples are drawn as all tasks have together."""
+        return max(1, len(self.dataset) // self.step_size)
+
+    def __len__(self) -> int:
+        return self.num_steps * self.step_size
+
+    def __iter__(self) -> Iterator[Key]:
+        first = int(self.dataset.epoch) * self.num_steps
+        done = dict.fromkeys(self.dataset.parts, 0)
+        for step in range(first + self.num_steps):
+            name = self._next_task(step, done)
+            if step >= first:
+                yield from self._examples(name, done[name] * self.step_size)
+            done[name] += 1
+
+    def _next_task(self, step: int, done: Mapping[str, int]) -> str:
+        shares, total = self.dataset.shares, sum(self.dataset.shares.values())
+        return max(done, key=lambda name: (step + 1) * shares[name] / total - done[name])
+
+    def _examples(self, name: str, start: int) -> Iterator[Key]:
+        """Yield the keys of a step of a task, after `start` earlier examples of the task."""
+        count, task = len(self.dataset.parts[name]), [*self.dataset.parts].index(name)
+        orders: dict[int, list[int]] = {}
+        for number in range(start, start + self.step_size):
+            turn, place = divmod(number, count)
+            if turn not in orders:
+                generator = torch.Generator().manual_seed(derive_seed(self.dataset.seed, task, turn))
+                orders[turn] = torch.randperm(count, generator=generator).tolist()
+            yield name, orders[turn][place], turn
