@@ -47,7 +47,7 @@ from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
 from .output_folder import checkpoint_to_resume, evaluation_files, lock_output_folder
 from .planning.keep_budget import KeepBudget, LengthChanges
-from .planning.plan import LENGTHS, Planner, warn_of_few_steps
+from .planning.plan import Planner, warn_of_few_steps
 from .tasks import TASKS
 from .tasks.base import EVALUATED, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
@@ -133,9 +133,9 @@ def prepare(
     check_writable(Path(task.args.output_dir))
     stack.enter_context(lock_output_folder(task.args))
     report = report if task.args.process_index == 0 else lambda _: None
-    # The recipe of a multi-task model names at least its data. Only a recipe with a length is complete.
-    is_complete = task_class.pipeline != "multi-task" or not LENGTHS.isdisjoint(given)
-    planner = Planner(task, given, report, has_recipe=values.get("recipe") is not None and is_complete)
+    # The recipe of a multi-task model may contain only the data of its heads.
+    has_recipe = values.get("recipe") is not None and task_class.pipeline != "multi-task"
+    planner = Planner(task, given, report, has_recipe=has_recipe)
     checkpoint = checkpoint_to_resume(task.args)
     if checkpoint is not None:
         task, chosen = planner.resumed(checkpoint)

@@ -287,7 +287,7 @@ CAPTIONS = read_task(
 
 
 # Heads and augmentation are chosen for each head, with the defaults of its task.
-MULTI_TASK = replace(SEGMENTATION, head=lambda facts, width: {}, augmentation=lambda facts, epochs, patch_share: {})
+MULTI_TASK = replace(DEPTH, head=lambda facts, width: {}, augmentation=lambda facts, epochs, patch_share: {})
 
 
 # Rules that choose the options of a run

@@ -210,9 +210,9 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         self.heads, opened = self.make_parts(self.choose_options()), dict[str, tuple[Any, Any]]()
         for name, part in self.heads.items():
             model, processor = part.open_model()
-            if opened:  # the backbones of new models have different random weights
-                model.model.load_state_dict(next(iter(opened.values()))[0].model.state_dict(), strict=False)
             part.start_weights(model, processor)
+            if opened:  # the backbones of new models have different weights
+                model.model.load_state_dict(next(iter(opened.values()))[0].model.state_dict(), strict=False)
             opened[name] = model, processor
         models, processors = ({name: pair[index] for name, pair in opened.items()} for index in (0, 1))
         learns = self.options.loss_weighting == "uncertainty"
