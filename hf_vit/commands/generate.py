@@ -88,8 +88,7 @@ def generate() -> str:
     for name, task in TASKS.items():
         page = {"text": describe(name), "given": {"task": name}, "recipe": True, "groups": TRAINING}
         has_data = name != "multi-task"  # its recipe contains the data of each head, and its heads are evaluated
-        words = ["dataset_name"] if has_data else []
-        add(f"train {name}", models.train, words, training_options(task), **page)
+        add(f"train {name}", models.train, ["dataset_name"] if has_data else [], training_options(task), **page)
         page = {"recipe": True, "groups": EVALUATION}
         if has_data:
             add(f"evaluate {name}", models.evaluate, saved, evaluation_options(task), **page)

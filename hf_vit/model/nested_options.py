@@ -1,5 +1,6 @@
 """Base class of task options, with functions that declare, validate and serialize options."""
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -137,7 +138,8 @@ class HfViTMultiTaskConfig(HfViTTaskConfig):
     learns_loss_weights: bool = False
 
     def __post_init__(self) -> None:
-        self.heads = None if self.heads is None else dict(sorted(self.heads.items()))
+        # Normalize values to those in config.json.
+        self.heads = None if self.heads is None else json.loads(json.dumps(self.heads, sort_keys=True))
         super().__post_init__()
 
     def _check(self) -> None:

@@ -104,16 +104,25 @@ def plain_value(value: Any) -> Any:
     return value.to_dict() if is_options else value
 
 
+def find_head_of(model_class: type[PreTrainedModel], saved: dict[str, Any], wanted: str | None = None) -> str | None:
+    """Returns the name of the head of a multi-task model with the config.json `saved` that a class opens, if any.
+
+    Raises:
+        ValueError: if the head `wanted` does not exist or belongs to another class.
+    """
+    task = HEAD_CLASSES.get(model_class.__name__)
+    if task is None and wanted is not None:
+        raise ValueError(f"{model_class.__name__} has no head of a single task. Leave out head={wanted!r}.")
+    options = HfViTMultiTaskConfig.of(saved.get("multi_task_config"))
+    return None if task is None else options.find_head(task, wanted)
+
+
 def choose_head(model_class: type[PreTrainedModel], kwargs: dict[str, Any], saved: dict[str, Any]) -> None:
     """Changes the arguments of `from_pretrained` so that a single-task class opens its head of a multi-task model.
 
     The argument `head` names the head. By default, it is chosen by `HfViTMultiTaskConfig.find_head`.
     """
-    wanted, task = kwargs.pop("head", None), HEAD_CLASSES.get(model_class.__name__)
-    options = HfViTMultiTaskConfig.of(saved.get("multi_task_config"))
-    if task is None and wanted is not None:
-        raise ValueError(f"{model_class.__name__} has no head of a single task. Leave out head={wanted!r}.")
-    head = None if task is None else options.find_head(task, wanted)
+    head = find_head_of(model_class, saved, kwargs.pop("head", None))
     if head is None:
         return
     config, given = kwargs.pop("config", None), dict[str, Any]()

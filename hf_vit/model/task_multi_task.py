@@ -240,8 +240,8 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
             {name: _describe_head(model, processors.get(name)) for name, model in models.items()}, learns_loss_weights
         )
         combined = cls(config).to(shared.dtype)
-        expected = combined.state_dict().keys()
-        combined.load_state_dict({key: tensor for key, tensor in weights.items() if key in expected})
+        own = combined.state_dict()
+        combined.load_state_dict({key: weights.get(key, tensor) for key, tensor in own.items()})
         return combined
 
     def anneal_masks(self, progress: float) -> None:

@@ -43,13 +43,15 @@ class LossWeights(StatefulCallback):
     https://arxiv.org/abs/2505.10347 find that fixed weights are as good as weights that change in each step.
 
     Args:
+        model: The model.
         given: Given weight of each head.
         is_scaled: Whether weights are scaled by gradient norms. Without it, the given weights are used.
     """
 
-    def __init__(self, given: Mapping[str, float], is_scaled: bool) -> None:
-        self.given, self.is_scaled = given, is_scaled
+    def __init__(self, model: Any, given: Mapping[str, float], is_scaled: bool) -> None:
+        self.model, self.given, self.is_scaled = model, given, is_scaled
         self.norms: dict[str, list[float]] = {name: [] for name in given}
+        model.loss_weights = self.weights
 
     @property
     def weights(self) -> dict[str, float]:
@@ -62,19 +64,14 @@ class LossWeights(StatefulCallback):
         mean = sum(means.values()) / len(means)
         return {name: self.given[name] * mean / means[name] for name in means}
 
-    def measure(self, model: Any, name: str) -> None:
+    def measure(self, name: str) -> None:
         """Measure the norm of the gradient of a step of a head, without the weight of its loss."""
         if not self.is_scaled or len(self.norms[name]) >= NUM_MEASURED:
             return
-        gradients = [weight.grad for weight in model.model.parameters() if weight.grad is not None]
+        gradients = [weight.grad for weight in self.model.model.parameters() if weight.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).norm().item() if gradients else 0.0
         self.norms[name].append(norm / self.given[name])
-        model.loss_weights = self.weights
-
-    def on_train_begin(self, *_: Any, model: Any = None, **kwargs: Any) -> None:
-        """Set the weights of the model; on resume, the state is loaded afterwards, see `load_state`."""
-        self.model = model
-        model.loss_weights = self.weights
+        self.model.loss_weights = self.weights
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
         """Save the measured norms."""
@@ -122,7 +119,7 @@ class MultiTaskTrainer(HfViTTrainer):
         """Run a training step, and measure the norm of its gradient in the first steps of each head."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
-            self.weights.measure(self.plain_model, inputs["heads"][0])
+            self.weights.measure(inputs["heads"][0])
         return loss
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:

@@ -23,7 +23,7 @@ from ...data.targets import image_only
 from ...evaluation.base import BaseEvaluator, Evaluator, check_has_annotations
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
-from ...model.pretrained import HfViTPreTrainedModel
+from ...model.pretrained import HfViTPreTrainedModel, find_head_of
 from ...options.field import evaluation_option, option, start_option
 from ...options.recipe import recipe_of
 from ...options.resolve import build, values_of
@@ -40,7 +40,7 @@ from ..data_notes import (
 )
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
-from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, whiten_patches
+from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, read_config_of, whiten_patches
 from ..output_folder import AVERAGE_FOLDER
 from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
@@ -235,7 +235,9 @@ class Task(ABC):
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> Any:
         """Return the image processor or processor of a trained model."""
-        return load_image_processor(name_or_path, patch_size=model.config.patch_size)
+        head = find_head_of(type(model), read_config_of(name_or_path))
+        given: dict[str, Any] = {} if head is None else {"head": head}
+        return load_image_processor(name_or_path, patch_size=model.config.patch_size, **given)
 
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:

@@ -12,6 +12,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...data.augmentation.multi_task import MultiTaskDataset
 from ...evaluation.base import BaseEvaluator
+from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_multi_task import HfViTForMultiTask
 from ...options.field import option
 from ...options.library import options_of
@@ -79,6 +80,8 @@ class MultiTaskArguments(TaskArguments):
                 "Name the heads in a recipe, with at least the data of each: tasks: {depth-estimation: {data: "
                 "path/to/data}}."
             )
+        if nested := sorted(TASK_CONFIGS.keys() & (self.config_overrides or {}).keys()):
+            raise ValueError(f"config_overrides contains {nested[0]}. Set it in the config_overrides of a head.")
         self.heads = {name.replace("-", "_"): read_head(name, head) for name, head in self.tasks.items()}
         self.dataset_name = ",".join(self.sources)
         super().__post_init__()
@@ -243,7 +246,9 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 *(callback for part in self.heads.values() for callback in part.callbacks()),
             ],
             weights=LossWeights(
-                {name: float(heads[name]["weight"]) for name in trainers}, self.options.loss_weighting == "scaled"
+                combined,
+                {name: float(heads[name]["weight"]) for name in trainers},
+                self.options.loss_weighting == "scaled",
             ),
         )
         trainer.parts = trainers

@@ -1,0 +1,176 @@
+"""Test the training of several heads on one backbone: order of tasks, loss weights, processes, resume and report."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection
+from hf_vit.data.augmentation.datasets import AugmentedDataset
+from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
+from hf_vit.model.task_configurations import TASK_CONFIGS
+from hf_vit.training import TASKS
+from hf_vit.training.multi_task import NUM_MEASURED, LossWeights
+from hf_vit.training.run import evaluate, train
+
+from ..helpers.dense_trainings import CONFIG
+from ..helpers.fresh import run_command
+
+
+DETECTION = {"detection_config": CONFIG["detection_config"]}
+HEADS: dict[str, dict[str, Any]] = {
+    "rooms": {"task": "depth-estimation", "head": "conv"},
+    "cells": {"task": "object-detection", "config_overrides": DETECTION},
+}
+OPTIONS: dict[str, Any] = {
+    **{"image_size": 24, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "max_steps": 12},
+    **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "choose_defaults": False, "learning_rate": 1e-3},
+    **{"save_strategy": "steps", "save_steps": 6, "eval_strategy": "no", "check_images": False},
+    "config_overrides": {name: value for name, value in CONFIG.items() if name not in TASK_CONFIGS},
+}
+
+
+@pytest.fixture(scope="module")
+def places(scenes: Path, objects: Path) -> dict[str, Any]:
+    """Return the heads with their data."""
+    return {"rooms": {**HEADS["rooms"], "data": str(scenes)}, "cells": {**HEADS["cells"], "data": str(objects)}}
+
+
+@pytest.fixture(scope="module")
+def trained(places: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output folder of a training run."""
+    folder = tmp_path_factory.mktemp("multi_task") / "both"
+    train(TASKS["multi-task"], {**OPTIONS, "tasks": places, "output_dir": str(folder)}, lambda _: None)
+    return folder
+
+
+def examples(count: int) -> AugmentedDataset:
+    return AugmentedDataset([{"number": number} for number in range(count)], dict, seed=0, column=None)
+
+
+def test_steps_follow_the_shares_and_use_all_examples() -> None:
+    parts = {"large": examples(30), "small": examples(4)}
+    dataset = MultiTaskDataset([], dict, seed=1, parts=parts, shares={"large": 3.0, "small": 1.0})
+    sampler = TaskSampler(dataset, step_size=2)
+    keys = []
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        keys += list(sampler)
+        assert len(keys) == (epoch + 1) * len(sampler)
+    steps = [keys[start : start + 2] for start in range(0, len(keys), 2)]
+    assert all(first[0] == second[0] for first, second in steps)
+    assert Counter(step[0][0] for step in steps[:16]) == {"large": 12, "small": 4}
+    assert all(Counter(step[0][0] for step in steps[at : at + 4])["small"] == 1 for at in range(0, 16, 4))
+    own = [key[1:] for key in keys if key[0] == "small"]
+    assert [sorted(index for index, _ in own[at : at + 4]) for at in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
+    assert [repeat for _, repeat in own[:12]] == [0] * 4 + [1] * 4 + [2] * 4
+    dataset.set_epoch(1)
+    assert list(sampler) == keys[len(sampler) : 2 * len(sampler)]  # a resumed run needs no earlier epoch
+    assert dataset["small", 2, 1] == {"head": "small", "example": {"number": 2}}
+
+
+def test_weights_equalize_the_gradients_on_the_backbone() -> None:
+    model = nn.Module()
+    model.model = nn.Linear(1, 2, bias=False)
+    callback = LossWeights(model, {"rooms": 1.0, "cells": 2.0}, is_scaled=True)
+    for _ in range(NUM_MEASURED):
+        assert callback.weights == {"rooms": 1.0, "cells": 2.0}
+        for name, scale in (("rooms", 3.0), ("cells", 12.0)):
+            model.model.weight.grad = torch.tensor([[0.6], [0.8]]) * scale * callback.given[name]
+            callback.measure(name)
+    assert callback.weights == pytest.approx({"rooms": 7.5 / 3, "cells": 2 * 7.5 / 12})
+    assert model.loss_weights == callback.weights
+    frozen = LossWeights(model, {"rooms": 1.0}, is_scaled=True)
+    model.model.weight.grad = None
+    for _ in range(NUM_MEASURED):
+        frozen.measure("rooms")
+    assert frozen.weights == {"rooms": 1.0}
+
+
+def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
+    card = (trained / "README.md").read_text()
+    assert "| rooms abs_rel |" in card
+    assert "| cells map_50 |" in card
+    assert "![rooms: Image, truth and prediction](rooms/" in card
+    weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
+    assert {name: len(norms) for name, norms in weights.items()} == {"rooms": NUM_MEASURED, "cells": NUM_MEASURED}
+    model = HfViTForMultiTask.from_pretrained(trained)
+    assert {name: head["task"] for name, head in model.config.heads.items()} == {
+        name: head["task"] for name, head in HEADS.items()
+    }
+    assert model.config.heads["cells"]["processor"]["size"] == {"height": 24, "width": 24}
+    start, end = (load_file(trained / name / "model.safetensors") for name in ("checkpoint-6", "checkpoint-12"))
+    moved = {key for key in end if not torch.equal(start[key], end[key])}
+    assert {key for key in end if key.startswith(("heads.", "model.encoder"))} - moved == set()
+    assert not HfViTForObjectDetection.from_pretrained(trained).untrained_weights
+    assert HfViTForDepthEstimation.from_pretrained(trained).options.head == "conv"
+    saved = {"model_name_or_path": str(trained), "task": "depth-estimation", "dataset_name": places["rooms"]["data"]}
+    evaluate({**saved, "output_dir": str(tmp_path), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
+    alone = json.loads((tmp_path / "validation_scores.json").read_text())
+    assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
+    with pytest.raises(SystemExit, match=r"has several heads\. Set --task to the task of the head"):
+        evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(trained / "checkpoint-6", folder / "checkpoint-6")
+    options = {**OPTIONS, "tasks": places, "output_dir": str(folder), "resume_from_checkpoint": "last"}
+    train(TASKS["multi-task"], options, lambda _: None)
+    whole, resumed = load_file(trained / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "tasks.yaml"
+    options = {**OPTIONS, "per_device_train_batch_size": 2, "save_strategy": "no", "tasks": places}
+    recipe.write_text(json.dumps(options))
+    process = run_command("train multi-task", tmp_path, str(recipe), "--output_dir", "two", processes=2)
+    assert process.returncode == 0, process.stderr
+    whole, shared = load_file(trained / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
+    for key, value in whole.items():
+        torch.testing.assert_close(shared[key], value, rtol=1e-3, atol=1e-4)
+    scores = [
+        json.loads((place / "rooms" / "validation_scores.json").read_text()) for place in (trained, tmp_path / "two")
+    ]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({}, "Name the heads in a recipe"),
+        ({"rooms": {"data": "x"}}, "rooms has the task 'rooms'. Set task to one of image-classification"),
+        ({"depth-estimation": {"head": "conv"}}, "depth-estimation has no data"),
+        ({"depth-estimation": {"data": "x", "share": 0}}, "has the share 0. Set it to a positive number"),
+        ({"depth-estimation": {"data": "x", "image_size": 32}}, "has image_size, which all heads share"),
+        ({"depth-estimation": 3}, "is 3, not a mapping"),
+        ({"depth-estimation": {"data": "x", "decoder": "queries"}}, "Unknown option decoder"),
+    ],
+)
+def test_mistakes_in_the_recipe_are_named(tasks: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(TASKS["multi-task"], {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)}, lambda _: None)
+
+
+@pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
+def test_other_loss_weights(weighting: str, places: dict[str, Any], tmp_path: Path) -> None:
+    weighted = {**places, "rooms": {**places["rooms"], "weight": 3.0}}
+    options = {**OPTIONS, "tasks": weighted, "output_dir": str(tmp_path), "max_steps": 4, "save_strategy": "no"}
+    train(TASKS["multi-task"], {**options, "loss_weighting": weighting}, lambda _: None)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert (
+        f"{weighting}: cells 1, rooms 3" in (tmp_path / "README.md").read_text()
+        or weighting in (tmp_path / "README.md").read_text()
+    )
+    assert ("uncertainty.log_variances" in weights) == (weighting == "uncertainty")
+    if weighting == "uncertainty":
+        assert (weights["uncertainty.log_variances"] != 0).all()
+    assert not HfViTForDepthEstimation.from_pretrained(tmp_path).untrained_weights
