@@ -190,7 +190,7 @@ def describe(task: str) -> str:
     lines = [
         f"Train a model for {task.replace('-', ' ')}, or fine-tune an existing one.",
         "",
-        f"Usage: hf-vit train {task} [recipe.yaml] DATA [options]",
+        f"Usage: hf-vit train {task} {'recipe.yaml' if task == 'multi-task' else '[recipe.yaml] DATA'} [options]",
     ]
     if recipes := recipes_of(task):
         named = f"Recipes: --recipe takes a YAML file, or one of {', '.join(recipes)}."

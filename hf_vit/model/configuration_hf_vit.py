@@ -184,7 +184,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields for config.json: all options of the model's task, and changed options of other tasks."""
         values = super().to_dict()
-        used = {name for model in self.architectures or () for name in MODEL_TASK_CONFIGS.get(model, ())}
+        used = {name for model in (self.architectures or ())[:1] for name in MODEL_TASK_CONFIGS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
             options = values.pop(name)
             if name in used:
@@ -239,10 +239,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not fields:  # without an error, transformers would silently use default values
             raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
-        classes, task = model_classes(fields), kwargs.get("_from_pipeline")
-        check_pipeline(str(pretrained_model_name_or_path), classes, task)
-        if task == "image-segmentation" and len(classes) > 1:  # the pipeline opens the class in `architectures`
-            fields["architectures"] = [name for name in classes if name in SEGMENTERS][:1]
+        check_pipeline(str(pretrained_model_name_or_path), model_classes(fields), kwargs.get("_from_pipeline"))
         return fields, unused
 
     @classmethod
@@ -281,10 +278,12 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         self.check()
         self.auto_map = dict(AUTO_MAP)
         classes = model_classes(self.to_dict())
-        if [name for name in classes if name in SEGMENTERS][:1] == SEGMENTERS[1:]:
+        segmenters = [name for name in classes if name in SEGMENTERS][:1]
+        if segmenters == SEGMENTERS[1:]:
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
         if "HfViTForMultiTask" in classes:
             self.auto_map["AutoModelForPreTraining"] = class_path("multi-task")
+            self.architectures = ["HfViTForMultiTask", *segmenters]  # the segmentation pipeline opens the second one
         self.__dict__.pop("custom_pipelines", None)  # the saved pipelines are outdated if the model class has changed
         if pipelines := pipelines_of(classes):
             self.custom_pipelines = copy.deepcopy(pipelines)

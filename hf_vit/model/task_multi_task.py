@@ -236,6 +236,8 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
             _check_backbone(name, model, config, weights, model in pooled)
             own = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("model.")}
             weights |= {f"heads.{name}.{key}": tensor for key, tensor in own.items()}
+        for name in TASK_CONFIGS:
+            setattr(config, name, None)
         config.multi_task_config = HfViTMultiTaskConfig(
             {name: _describe_head(model, processors.get(name)) for name, model in models.items()}, learns_loss_weights
         )

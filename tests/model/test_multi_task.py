@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForDepthEstimation, pipeline
 
 import hf_vit
-from hf_vit import HfViTForMultiTask, HfViTImageProcessor, HfViTModel
+from hf_vit import HfViTConfig, HfViTForMultiTask, HfViTImageProcessor, HfViTModel
 from hf_vit.model.task_multi_task import HEADS
 
 from ..helpers.fresh import run_without_package
@@ -263,7 +263,18 @@ def test_pipeline_answers_as_the_pipelines_of_the_heads(folder: Path) -> None:
     with pytest.raises(ValueError, match="optimize=True needs a single task"):
         pipeline("multi-task", model=str(folder / "all"), optimize=True)
     with pytest.raises(ValueError, match="has no trained head for 'zero-shot-image-classification'"):
-        AutoConfig.from_pretrained(folder / "all", _from_pipeline="zero-shot-image-classification")
+        HfViTConfig.get_config_dict(folder / "all", _from_pipeline="zero-shot-image-classification")
+
+
+def test_segmentation_pipeline_opens_universal_heads(folder: Path, tmp_path: Path) -> None:
+    HfViTForMultiTask.from_heads(rooms=folder / "rooms", cells=folder / "cells").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["HfViTForMultiTask", "HfViTForUniversalSegmentation"]
+    assert config["auto_map"]["AutoModelForImageSegmentation"].endswith("HfViTForUniversalSegmentation")
+    assert "universal_segmentation_config" not in config
+    pipe = pipeline("image-segmentation", model=str(tmp_path))
+    assert type(pipe.model) is hf_vit.HfViTForUniversalSegmentation
+    assert pipe.image_processor.size["height"] == 48
 
 
 def test_heads_open_without_the_package(folder: Path, tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ class MultiTaskArguments(TaskArguments):
         "Weights of the losses: those given (fixed), multiplied once so that gradients on the backbone have equal "
         "norms in the first steps (scaled), or learned (uncertainty).",
         group="Training",
-        essential=True,
     )
 
     def __post_init__(self) -> None:
