@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from transformers import PreTrainedConfig as Config
 
 from ..evaluation.depth import describe_depth
+from ..model.configuration_hf_vit import HfViTConfig
 from ..model.pipeline_hf_vit import CORNERS
 from ..visualize.colors import IGNORED, apply_color_map, segmentation_palette, value_range
 from ..visualize.dense import (
@@ -87,6 +88,8 @@ def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None
     """
     # timm config.json files have no "architectures". transformers loads timm checkpoints as classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
+    if name == "HfViTForMultiTask":
+        return join_writers(HfViTConfig.from_dict(dict(config)))
     kind = next((kind for kind in WRITERS if kind in name), None)
     if kind == "Segmentation" and subtask == "semantic":
         return WRITERS["ForSemanticSegmentation"]
@@ -95,6 +98,32 @@ def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None
         head = config.get("depth_config") or config
         return METRIC_DEPTH if head.get("depth_estimation_type", default) == "metric" else RELATIVE_DEPTH
     return None if kind is None else WRITERS[kind]
+
+
+def join_writers(config: HfViTConfig) -> Writer:
+    """Return the writer for all heads of a multi-task model, whose pictures have one panel for each head."""
+    configs = {name: config.for_head(name) for name in config.heads}
+    found = {name: find_writer(own.to_dict(), None) for name, own in configs.items()}
+    writers = {name: writer for name, writer in found.items() if writer is not None and writer.pipeline != ZERO_SHOT}
+
+    def write(name: str, save: Any, image: Image.Image, answer: Any, _: Config, file: Path) -> None:
+        save(image, answer[name], configs[name], file)
+
+    return Writer(
+        pipeline="multi-task",
+        describe=lambda answer, _: {
+            name: writer.describe(answer[name], configs[name]) for name, writer in writers.items()
+        },
+        draw=lambda image, answer, _, caption: arrange_tiles(
+            [writer.draw(image, answer[name], configs[name], name) for name, writer in writers.items()], columns=2
+        ),
+        files={
+            f"-{name}{ending}": partial(write, name, save)
+            for name, writer in writers.items()
+            for ending, save in writer.files.items()
+        },
+        scores=lambda answer: [1.0],
+    )
 
 
 def labels_of(config: Config) -> list[str]:

@@ -20,6 +20,7 @@ from ...model.pretrained import HfViTPreTrainedModel, check_trained, read_config
 from ...model.shared import match
 from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ...model.task_multi_task import HfViTForMultiTask
 from ...model.task_object_detection import HfViTForObjectDetection
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
@@ -63,13 +64,25 @@ class HfViTProgram(nn.Module):
         given = {"bool_masked_pos": bool_masked_pos, "input_ids": input_ids, "attention_mask": attention_mask}
         given = {name: value for name, value in given.items() if value is not None}
         outputs = self.model(pixel_values=pixel_values, return_dict=True, **given, **self.options)
-        return {name: outputs[name] for name in self.outputs}
+        return {name: value for name, value in flat(outputs).items() if name in self.outputs}
+
+
+def flat(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns outputs by name. The names of the outputs of a head start with the name of the head."""
+    heads = outputs.get("answers", {})
+    own = {
+        f"{head}_{name}": value
+        for head, answer in heads.items()
+        for name, value in answer.items()
+        if name not in LEFT_OUT
+    }
+    return {**{name: value for name, value in outputs.items() if name != "answers"}, **own}
 
 
 @torch.no_grad()
 def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
     """Returns the names of the outputs that the exported program of a model returns."""
-    outputs = model(**example_inputs(model, 1, min_grid(model)), return_dict=True)
+    outputs = flat(model(**example_inputs(model, 1, min_grid(model)), return_dict=True))
     left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
     return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
 
@@ -158,6 +171,9 @@ def min_grid(model: HfViTPreTrainedModel) -> Grid:
     options = vars(model.options) if "options" in vars(model) else {}  # options of the model's head
     factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
     least = math.ceil(2 / min([1.0, *factors]))
+    if isinstance(model, HfViTForMultiTask):
+        heads: list[Any] = list(model.heads.values())
+        least = max(side for head in heads for side in min_grid(head))
     rows, columns = (max(least, side + 1) for side in to_pair(model.config.window_size or 1))
     return rows, columns
 
