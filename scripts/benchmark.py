@@ -21,6 +21,7 @@ SUBJECTS = {
     "inference": "image classifiers compiled, in 8 bits and in other runtimes, compared with transformers and timm",
     "dense": "segmentation and depth, from pixels to maps, compared with transformers",
     "detection": "object detection, from pixels to boxes, compared with transformers",
+    "multi_task": "four heads on one backbone, compared with single-task models",
     "masked_image_modeling": "encoder time by mask ratio, and training steps, compared with transformers",
     "growth": "time and memory by image size, batch size, depth and queries, compared with a prediction",
     "loading": "time and memory to load a checkpoint, compared with transformers",
