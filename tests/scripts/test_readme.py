@@ -226,7 +226,8 @@ def test_links_tasks_and_folders_exist() -> None:
     assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
 
 
-APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu")
+JOINING = ("hf_vit/model/task_multi_task.py", "hf_vit/training/tasks/multi_task.py")  # lists of all heads
+APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu", *JOINING)
 
 
 def test_add_a_task_section_lists_all_files_of_the_depth_task() -> None:
