@@ -238,6 +238,7 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
             weights |= {f"heads.{name}.{key}": tensor for key, tensor in own.items()}
         for name in TASK_CONFIGS:
             setattr(config, name, None)
+        config.num_labels, config.problem_type = 2, None  # each head has its own labels
         config.multi_task_config = HfViTMultiTaskConfig(
             {name: _describe_head(model, processors.get(name)) for name, model in models.items()}, learns_loss_weights
         )

@@ -184,7 +184,9 @@ def test_attention_is_eager_where_it_is_faster() -> None:
 
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
-    command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]
+    has_heads = kind.pipeline == "multi-task"
+    data = ["--tasks", '{"depth-estimation": "photos"}'] if has_heads else ["--dataset_name", "photos"]
+    command = [*data, "--output_dir", str(tmp_path)]
     for native in (28, 100):
         for bounded in kind.defaults.sizes(Facts(native_size=native), {}):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
