@@ -1,0 +1,68 @@
+"""Test predictions, exported programs and serving of models with several heads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
+from hf_vit.inference.export.programs import HfViTProgram, min_grid, output_names
+from hf_vit.inference.predict import predict_files
+from hf_vit.inference.serving.served_model import open_models
+
+from ..helpers.images import noise
+from ..helpers.models import pixels, save_model, small_config
+from ..helpers.references import draw_weights
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an image, two single-task models, and the model `both` that combines them."""
+    folder = tmp_path_factory.mktemp("heads")
+    Image.fromarray(noise(40, 50, 3)).save(folder / "image.png")
+    backbone = HfViTModel(small_config())
+    draw_weights(backbone)
+    for name, kind in (("species", HfViTForImageClassification), ("rooms", HfViTForDepthEstimation)):
+        model: Any = kind(small_config())
+        draw_weights(model)
+        model.model.load_state_dict(backbone.state_dict(), strict=False)
+        save_model(model, folder / name)
+    both = HfViTForMultiTask.from_heads(species=folder / "species", rooms=folder / "rooms")
+    both.save_pretrained(folder / "both")
+    return folder
+
+
+def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Path, tmp_path: Path) -> None:
+    image = workplace / "image.png"
+    (line,) = predict_files(str(workplace / "both"), [image], output_dir=tmp_path)
+    alone = {name: next(predict_files(str(workplace / name), [image])) for name in ("species", "rooms")}
+    assert line["species"]["label"] == alone["species"]["label"]
+    assert line["species"]["score"] == pytest.approx(alone["species"]["score"], rel=1e-4)
+    assert line["rooms"]["median"] == pytest.approx(alone["rooms"]["median"], rel=1e-3)
+    names = {"image-rooms_depth.npy", "image-rooms_depth.png", "image_picture.png"}
+    assert {Path(file).name for file in line["written"]} == names
+    with Image.open(tmp_path / "image_picture.png") as picture:
+        assert picture.width > 2 * 50
+    with pytest.raises(ValueError, match="tile_size=32 applies to a single task"):
+        list(predict_files(str(workplace / "both"), [image], tile_size=32))
+
+
+def test_exported_programs_name_the_outputs_of_each_head(workplace: Path) -> None:
+    model = HfViTForMultiTask.from_pretrained(workplace / "both").eval()
+    assert set(output_names(model)) == {"species_logits", "rooms_predicted_depth"}
+    images = pixels(model.config, grid=min_grid(model))
+    found, answers = HfViTProgram(model)(images), model(images).answers
+    assert torch.equal(found["rooms_predicted_depth"], answers["rooms"].predicted_depth)
+    assert torch.equal(found["species_logits"], answers["species"].logits)
+    assert min_grid(model) == min_grid(HfViTForDepthEstimation.from_pretrained(workplace / "rooms"))
+
+
+def test_served_models_answer_with_all_heads(workplace: Path) -> None:
+    (served,) = open_models([str(workplace / "both")], {"threshold": None, "candidate_labels": None})
+    (good, _), (bad, _) = served.predict([(workplace / "image.png").read_bytes(), b"no image"])
+    assert good.keys() == {"rooms", "species"}
+    assert "cannot be decoded" in bad["error"]
+    (vector,) = served.embed([(workplace / "image.png").read_bytes()])
+    assert len(vector) == small_config().hidden_size
