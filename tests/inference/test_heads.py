@@ -45,7 +45,7 @@ def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Pat
     assert {Path(file).name for file in line["written"]} == names
     with Image.open(tmp_path / "image_picture.png") as picture:
         assert picture.width > 2 * 50
-    with pytest.raises(ValueError, match="tile_size=32 applies to a single task"):
+    with pytest.raises(ValueError, match="tile_size=32 requires a model of hf_vit for object detection"):
         list(predict_files(str(workplace / "both"), [image], tile_size=32))
 
 
