@@ -53,7 +53,7 @@ class TrainingResult:
 
 def train(
     task: str,
-    data: Paths,
+    data: Paths | Mapping[str, Any],
     model: str | os.PathLike[str] | None = None,
     *,
     report: Callable[[str], None] = print,
@@ -63,9 +63,10 @@ def train(
 
     Args:
         task: "image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation",
-            "object-detection", "keypoint-detection", "zero-shot-image-classification", "masked-image-modeling" or
-            "joint-embedding".
-        data: Folder, file, or dataset name on the Hub; a list of these for pretraining.
+            "object-detection", "keypoint-detection", "zero-shot-image-classification", "masked-image-modeling",
+            "joint-embedding" or "multi-task".
+        data: Folder, file, or dataset name on the Hub; a list of these for pretraining. For "multi-task", the data or
+            options of each head by its name.
         model: Saved or published model to start from; by default a new model.
         report: Function that receives progress messages.
         **options: Options of `hf-vit train` by name, such as `recipe="cifar10", learning_rate=1e-3`. None selects
@@ -83,7 +84,11 @@ def train(
     name = task.replace("_", "-")
     if name not in TASKS:
         raise ValueError(f"There is no task {task!r}.{nearest(task, TASKS)} Choose one of {', '.join(TASKS)}.")
-    given = {**options_without_workers(), **with_model_and_data(options, model, data)}
+    if isinstance(data, Mapping):
+        given = {**options, "tasks": dict(data), **({} if model is None else {"model_name_or_path": model})}
+    else:
+        given = with_model_and_data(options, model, data)
+    given = {**options_without_workers(), **given}
     ended = run_training(TASKS[name], given, report, program=("train", name))
     args, splits = ended.task.args, ended.task.loaded.splits
     return TrainingResult(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import hf_vit
 from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
@@ -164,7 +165,10 @@ def test_mistakes_in_the_recipe_are_named(tasks: dict[str, Any], message: str, t
 def test_other_loss_weights(weighting: str, places: dict[str, Any], tmp_path: Path) -> None:
     weighted = {**places, "rooms": {**places["rooms"], "weight": 3.0}}
     options = {**OPTIONS, "tasks": weighted, "output_dir": str(tmp_path), "max_steps": 4, "save_strategy": "no"}
-    train(TASKS["multi-task"], {**options, "loss_weighting": weighting}, lambda _: None)
+    result = hf_vit.train(
+        "multi-task", options.pop("tasks"), report=lambda _: None, loss_weighting=weighting, **options
+    )
+    assert result.score == result.scores["loss"] == 3 * result.scores["rooms loss"] + result.scores["cells loss"]
     weights = load_file(tmp_path / "model.safetensors")
     assert (
         f"{weighting}: cells 1, rooms 3" in (tmp_path / "README.md").read_text()

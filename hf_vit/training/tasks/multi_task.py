@@ -272,6 +272,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         for name, part in self.heads.items():
             own, info = part.report(trainer.parts[name], **facts)
             scores |= {f"{name} {score}": value for score, value in own.items()}
+            scores["loss"] = scores.get("loss", 0.0) + self.options.heads[name]["weight"] * own["loss"]
             if info is not None:
                 infos[name] = info
         if infos:
