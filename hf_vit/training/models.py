@@ -21,7 +21,7 @@ from ..model.adapt_inputs import apply_geometry
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.nested_options import tuples_to_lists
-from ..model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, read_config
+from ..model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, find_head_of, read_config
 from ..model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from .arguments import TaskArguments
 
@@ -199,7 +199,9 @@ def tune(
             model = model_class.from_pretrained(None, config=config, state_dict=weights)
     channels, patch = model.config.num_channels, model.config.patch_size
     size = overrides.get("image_size")
-    return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
+    head = find_head_of(model_class, read_config_of(args.model_name_or_path))
+    located: dict[str, Any] = {} if head is None else {"head": head}
+    return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides, **located)
 
 
 @contextmanager

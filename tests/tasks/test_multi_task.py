@@ -178,3 +178,19 @@ def test_other_loss_weights(weighting: str, places: dict[str, Any], tmp_path: Pa
     if weighting == "uncertainty":
         assert (weights["uncertainty.log_variances"] != 0).all()
     assert not HfViTForDepthEstimation.from_pretrained(tmp_path).untrained_weights
+
+
+def test_training_continues_from_a_model_with_the_same_heads(
+    trained: Path, places: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {name: value for name, value in OPTIONS.items() if name not in ("config_overrides", "image_size")}
+    options |= {"model_name_or_path": str(trained), "max_steps": 2, "learning_rate": 1e-9, "save_strategy": "no"}
+    data = {name: {key: head[key] for key in head if key != "config_overrides"} for name, head in places.items()}
+    train(TASKS["multi-task"], {**options, "tasks": data, "output_dir": str(tmp_path)}, lambda _: None)
+    start, end = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path))
+    assert all(torch.allclose(start[key], end[key], atol=1e-6) for key in start)
+    heads = [HfViTForMultiTask.from_pretrained(folder).config.heads for folder in (trained, tmp_path)]
+    assert heads[0]["rooms"] == heads[1]["rooms"]
+    renamed = {"objects": data["cells"], "cells": data["rooms"]}
+    train(TASKS["multi-task"], {**options, "tasks": renamed, "output_dir": str(tmp_path / "new")}, lambda _: None)
+    assert set(HfViTForMultiTask.from_pretrained(tmp_path / "new").config.heads) == {"objects", "cells"}

@@ -12,6 +12,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...data.augmentation.multi_task import MultiTaskDataset
 from ...evaluation.base import BaseEvaluator
+from ...model.nested_options import HfViTMultiTaskConfig
 from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_multi_task import HfViTForMultiTask
 from ...options.field import option
@@ -19,6 +20,7 @@ from ...options.library import options_of
 from ...options.resolve import build
 from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
+from ..models import read_config_of
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
 from ..planning.defaults import MIXED, MULTI_TASK, choose
 from ..planning.gather import gather_facts
@@ -156,7 +158,16 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
 
     def load_data(self) -> list[str]:
         """Open and check the data of all heads. Raises the errors of `Task.load_data`."""
+        path = self.options.model_name_or_path
+        saved = HfViTMultiTaskConfig.of({} if path is None else read_config_of(path).get("multi_task_config"))
         for name, part in self.make_parts().items():
+            task = self.options.heads[name]["task"]
+            known = (saved.heads or {}).get(name, {}).get("task")
+            if known == task and saved.find_head(task) != name:
+                raise ValueError(
+                    f"{path} opens the head {saved.find_head(task)!r} for {task}, not {name!r}. Mark {name!r} as "
+                    "default in its config.json, or rename the head in the recipe."
+                )
             part.load_data()
             self.data_notes += [f"{name}: {note}" for note in part.data_notes]
             choice = {key: vars(part.options)[key] for key in SPLITTING}
