@@ -180,8 +180,7 @@ class UniversalArguments(MaskArguments):
 
     head: str | None = model_option(
         None,
-        "Head: queries (in the last blocks of the encoder) or mask (additional blocks, which leave the encoder "
-        "unchanged); by default queries, or the head of the saved model.",
+        "Head: queries, or mask for a frozen encoder.",
         essential=True,
     )
     dataset_name: str = source_option(
