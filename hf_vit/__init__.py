@@ -62,6 +62,8 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 if TYPE_CHECKING:
     from .api import evaluate, export_model, predict, train
     from .convert.families import list_families
+    from .features.audit import audit
+    from .features.selection import select
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
     from .pretraining import pretrain
@@ -106,10 +108,12 @@ __version__ = "0.1.0"
 # training and export code.
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
+    "audit": ".features.audit",
     "list_families": ".convert.families",
     "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
+    "select": ".features.selection",
 }
 
 
@@ -151,6 +155,7 @@ __all__ = [
     "HfViTSegmentationConfig",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
+    "audit",
     "evaluate",
     "export_model",
     "list_families",
@@ -160,5 +165,6 @@ __all__ = [
     "optimize_for_inference",
     "predict",
     "pretrain",
+    "select",
     "train",
 ]

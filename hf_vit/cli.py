@@ -32,6 +32,8 @@ COMMANDS = {
     "predict": "predict labels, segments, depth, objects or keypoints of images",
     "search": "rank images by their similarity to a text",
     "serve": "serve models over HTTP, with a page to try them",
+    "audit": "find wrong labels, copies and bad images of a dataset",
+    "select": "select the images to label next",
     "features": "extract features of images, or evaluate extracted features",
     "visualize": "draw attention, saliency and features of a model on photos",
     "convert": "convert published checkpoints to hf_vit models and back",

@@ -37,6 +37,8 @@ TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
 WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
+    models.audit: ("data",),
+    models.select: ("pool", "model"),
     models.search: ("model", "inputs", "text"),
     features.evaluate: ("train", "test"),
     visualize: ("model", "photos"),

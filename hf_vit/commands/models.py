@@ -11,6 +11,8 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
+from ..features.audit import audit as run_audit
+from ..features.selection import select as run_selection
 from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
@@ -148,3 +150,33 @@ def serve(*args: Any, **options: Any) -> None:
         hf-vit serve user/pets-vit --space outputs/space
     """
     serve_models(*args, **options)
+
+
+@wraps(run_audit, assigned=())
+def audit(*args: Any, **options: Any) -> None:
+    """Find wrong labels, copies, unusual and bad images of a dataset, and write an HTML page and a table.
+
+    Without a model, the command finds identical and nearly identical images within and across splits, broken, dark and
+    tiny images, and the class balance. An encoder adds wrong class labels and images unlike the rest. A detector or
+    segmenter of hf-vit adds wrong boxes or masks; it must have been trained on other images.
+
+    Examples:
+        hf-vit audit photos
+        hf-vit audit photos --model facebook/dinov2-small --write photos-cleaned
+        hf-vit audit cells --model outputs/cells-trained-on-other-images
+    """
+    run_audit(*args, **options)
+
+
+@wraps(run_selection, assigned=())
+def select(*args: Any, **options: Any) -> None:
+    """Select the images that should be labeled next, and write them to a table and a contact sheet.
+
+    With few labels, the selected images cover the pool. With at least 10 labels per class, they are difficult to
+    classify. Fill the column label of selected.csv; hf-vit train image-classification reads the table.
+
+    Examples:
+        hf-vit select photos facebook/dinov2-small --budget 100
+        hf-vit select photos facebook/dinov2-small --labeled labeled_photos --output_dir outputs/next
+    """
+    run_selection(*args, **options)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import PartialState
-from datasets import Dataset, Features, Image, List, Value
+from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
@@ -152,7 +152,7 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
             return ReadImage(row["file"], label, None, str(error))
 
 
-def extract_features(args: ExtractionArguments) -> dict[str, int]:
+def extract_features(args: ExtractionArguments, splits: DatasetDict | None = None) -> dict[str, int]:
     """Writes the features of images to parquet files with `rows_per_shard` images each.
 
     Files that do not exist yet are distributed among processes, see `hf_vit/data/shards.py`. The columns are `file`,
@@ -162,6 +162,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
 
     Args:
         args: Options of the extraction.
+        splits: Images with the columns `image` and `file`; by default loaded from `args.sources`.
 
     Returns:
         The number of images of each split. Processes do not wait for each other before they return.
@@ -173,7 +174,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     check_writable(Path(args.output_dir))
     state = open_processes(args.use_cpu)
     with state.main_process_first():
-        splits = load_unlabeled_images(args.sources, **args.source_options())
+        splits = splits or load_unlabeled_images(args.sources, **args.source_options())
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)
     settings = FeatureSettings(
         model=args.model_name_or_path,

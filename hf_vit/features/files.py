@@ -113,6 +113,16 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     return FeatureSplit(name, files, tuple(labels.drop_null().to_pylist()), is_labeled, settings)
 
 
+def read_features(folder: Path, split: str, feature: str) -> tuple[list[str], np.ndarray]:
+    """Return the file names and a feature (N, D) float32 of all images of a split, labeled or not."""
+    settings = FeatureSettings.read(folder)
+    shards = plan_shards({split: settings.images[split]}, settings.rows_per_shard)
+    files = tuple(folder / shard.name for shard in shards)
+    names: list[str] = pa.concat_tables(pq.read_table(file, columns=["file"]) for file in files)["file"].to_pylist()
+    every = FeatureSplit(split, files, (), np.ones(len(names), bool), settings)
+    return names, every.read(feature).numpy()
+
+
 def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureSplit]:
     """Opens the features of training and test images.
 
