@@ -32,7 +32,7 @@ from .dense_audit import BOXES, DenseIssues, check_dense_labels, open_dense
 from .extraction import ExtractionArguments, extract_features
 from .files import read_features
 from .image_checks import ImageFacts, outlier_scores, quality_scores, read_facts
-from .label_quality import LEAST_IMAGES, find_label_issues, out_of_sample_probabilities
+from .label_quality import LABEL_CUT, LEAST_IMAGES, find_label_issues, out_of_sample_probabilities
 from .near_duplicates import find_near_duplicates
 
 
@@ -293,11 +293,10 @@ def _check_classes(found: Audit, features: np.ndarray) -> None:
     checked = np.array([n for n in np.flatnonzero(is_known).tolist() if found.labels[n] in numbers])
     labels = np.array([numbers[str(found.labels[n])] for n in checked.tolist()])
     probabilities = out_of_sample_probabilities(features[checked], labels, found.groups[checked])
-    issues = find_label_issues(probabilities, labels)
-    scores, flags = np.full(len(features), np.nan), np.zeros(len(features), bool)
-    scores[checked], flags[checked] = issues.score, issues.is_suspicious
-    found.add("wrong_label", scores, flags)
-    for number, suggestion in zip(checked.tolist(), issues.suggestion.tolist(), strict=True):
+    scores = np.full(len(features), np.nan)
+    scores[checked], suggestions = find_label_issues(probabilities, labels)
+    found.add("wrong_label", scores, np.nan_to_num(scores) > LABEL_CUT)
+    for number, suggestion in zip(checked.tolist(), suggestions.tolist(), strict=True):
         found.suggestions[number] = names[suggestion]
     accuracy = float((probabilities.argmax(axis=1) == labels).mean())
     found.notes.append(
@@ -326,6 +325,8 @@ def _save(found: Audit, folder: Path, write: Path | None, task: Task | None, rep
     for note in found.notes:
         report(note)
     report(f"Page and table: {folder / PAGE}, {folder / TABLE}")
+    if write is not None and not found.counts:
+        report(f"The list {write} has no targets, because there are no class labels. For boxes, give a --model.")
     if write is not None:
         kept = found.kept()
         write_cleaned(found.splits, kept, write, () if task is None else task.loaded.names)

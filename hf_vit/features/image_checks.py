@@ -79,10 +79,7 @@ def _facts_of(encoded: Mapping[str, Any]) -> ImageFacts:
 def quality_scores(facts: list[ImageFacts]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return scores (N,) in [0, 1] and flags (N,) of broken, dark, blank and tiny images. Higher scores are worse."""
     is_broken = np.array([bool(own.fault) for own in facts])
-    sides, whites, contrasts = (
-        np.array([getter(own) for own in facts], float)
-        for getter in (lambda own: own.shorter_side, lambda own: own.white, lambda own: own.contrast)
-    )
+    sides, whites, contrasts = np.array([(own.shorter_side, own.white, own.contrast) for own in facts]).T
     median = np.median(sides[~is_broken]) if not is_broken.all() else 1.0
     values = {
         "dark": (1 - whites / 255, whites < LEAST_WHITE),

@@ -5,7 +5,7 @@ Shapes: N images, D features, K classes, H W pixels, G given boxes, B predicted 
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,84 +16,70 @@ from ..model.image_targets import IGNORED_LABEL
 NUM_FOLDS = 5
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)  # candidates for the inverse regularization strength C of the probe
 MAX_ITERATIONS = 300
+EPSILON = 1e-6  # smallest probability whose logarithm is taken
+LABEL_CUT = 0.9  # score of a label above which its image is reported
 LEAST_IMAGES = 2  # minimum number of images of a class; labels of smaller classes cannot be checked
 TEMPERATURE = 0.1  # of the softmin over pixels or objects: lower values give more weight to the worst
 MATCH_IOU = 0.5  # minimum IoU of two boxes of the same object
 LEAST_SIMILAR = 0.1  # minimum IoU of two boxes that can be matched
 
 
-class LabelIssues(NamedTuple):
-    """Result of the check of N labels.
-
-    Args:
-        score: (N,) probability that the label is wrong; NaN for images that were not checked.
-        is_suspicious: (N,) whether the label is probably wrong.
-        suggestion: (N,) number of the class that is suggested instead.
-    """
-
-    score: np.ndarray
-    is_suspicious: np.ndarray
-    suggestion: np.ndarray
-
-
 def out_of_sample_probabilities(features: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return class probabilities (N, K) of each image from a linear probe that was trained without the image.
+
+    The probes are trained twice. In the second pass, images whose label the first pass contradicts have less weight.
 
     Args:
         features: (N, D) features.
         labels: (N,) class numbers from 0 to K - 1.
         groups: (N,) numbers; copies of an image have the same number, and are held out together.
     """
-    from sklearn.linear_model import LogisticRegression  # imported lazily: other functions do not use scikit-learn
-    from sklearn.metrics import log_loss
+    from sklearn.linear_model import LogisticRegression  # imported lazily: scikit-learn is optional
     from sklearn.model_selection import StratifiedGroupKFold
-    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    num_classes = int(labels.max()) + 1
-    probabilities = np.zeros((len(labels), num_classes))
+    scaled = StandardScaler().fit_transform(features.astype(np.float64))
 
-    def predict(strength: float, train: np.ndarray, others: np.ndarray) -> np.ndarray:
-        model: Any = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=MAX_ITERATIONS))
-        found = np.zeros((len(others), num_classes))
-        found[:, np.unique(labels[train])] = model.fit(features[train], labels[train]).predict_proba(features[others])
+    def predict(strength: float, weights: np.ndarray, train: np.ndarray, others: np.ndarray) -> np.ndarray:
+        probe = LogisticRegression(C=strength, max_iter=MAX_ITERATIONS)
+        probe.fit(scaled[train], labels[train], sample_weight=weights[train])
+        found = np.zeros((len(others), int(labels.max()) + 1))
+        found[:, probe.classes_] = probe.predict_proba(scaled[others])
         return found
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         warnings.filterwarnings("ignore", "The least populated class")
-        folds = list(StratifiedGroupKFold(NUM_FOLDS, shuffle=True, random_state=0).split(features, labels, groups))
+        splitter = StratifiedGroupKFold(NUM_FOLDS, shuffle=True, random_state=0)
+        folds = list(splitter.split(features, labels, groups))
         train, held_out = folds[0]
-        losses = [
-            log_loss(labels[held_out], predict(strength, train, held_out), labels=np.arange(num_classes))
-            for strength in STRENGTHS
-        ]
-        for train, held_out in folds:
-            probabilities[held_out] = predict(STRENGTHS[int(np.argmin(losses))], train, held_out)
+        weights, probabilities = np.ones(len(labels)), np.zeros((len(labels), int(labels.max()) + 1))
+        for _ in range(2):
+            losses = []
+            for strength in STRENGTHS:
+                own = predict(strength, weights, train, held_out)[np.arange(len(held_out)), labels[held_out]]
+                losses.append(-(weights[held_out] * np.log(own.clip(EPSILON))).sum())
+            strength = STRENGTHS[int(np.argmin(losses))]
+            for kept, others in folds:
+                probabilities[others] = predict(strength, weights, kept, others)
+            weights = (1 - find_label_issues(probabilities, labels)[0]).clip(EPSILON)
     return probabilities
 
 
-def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> LabelIssues:
-    """Find wrong labels by confident learning (Northcutt et al., https://arxiv.org/abs/1911.00068).
+def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a score (N,) in [0, 1] of each label, higher if it is probably wrong, and the best other class (N,).
 
-    A label is suspicious if the probability of another class reaches the mean probability of this class among the
-    images that have its label, and exceeds the probability of the given class.
+    The score is the probability q / (p + q) that the label is wrong, if only the given class of probability p and the
+    other class of highest probability q (N,) are considered.
 
     Args:
         probabilities: (N, K) out-of-sample class probabilities.
         labels: (N,) class numbers.
     """
-    rows, classes = np.arange(len(labels)), range(probabilities.shape[1])
-    own = probabilities[rows, labels]
-    confident = np.array([probabilities[labels == c, c].mean() if (labels == c).any() else np.inf for c in classes])
-    reached = np.where(probabilities >= confident, probabilities, 0)
-    suggestion = reached.argmax(axis=1)
-    is_suspicious = (suggestion != labels) & (reached[rows, suggestion] > own)
-    others = probabilities.copy()
-    others[rows, labels] = -1
-    # The margin ranks an image with two likely classes behind one that the probe contradicts.
-    score = (1 - own + others.max(axis=1)) / 2
-    return LabelIssues(score, is_suspicious, np.where(is_suspicious, suggestion, others.argmax(axis=1)))
+    rows, others = np.arange(len(labels)), probabilities.copy()
+    own, others[rows, labels] = others[rows, labels], -1
+    best = others.max(axis=1)
+    return best / (own + best).clip(EPSILON), others.argmax(axis=1)
 
 
 class ObjectIssue(NamedTuple):

@@ -76,8 +76,9 @@ def aligned_correlation(moving: Tensor, fixed: Tensor) -> Tensor:
     moves = _align(F.avg_pool2d(moving, 2), F.avg_pool2d(fixed, 2), torch.zeros(len(moving), 4), NUM_STEPS)
     score = _correlation(moving, fixed, moves)
     (close,) = (score > LEAST_REFINED).nonzero(as_tuple=True)
-    moves = _align(moving[close], fixed[close], moves[close], NUM_STEPS)
-    score[close] = torch.maximum(score[close], _correlation(moving[close], fixed[close], moves))
+    if len(close):
+        moves = _align(moving[close], fixed[close], moves[close], NUM_STEPS)
+        score[close] = torch.maximum(score[close], _correlation(moving[close], fixed[close], moves))
     return score
 
 
