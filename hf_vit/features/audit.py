@@ -25,10 +25,10 @@ from ..extras import check_packages
 from ..model.image_inputs import read_image
 from ..options.field import COUNT, NOT_NEGATIVE
 from ..outputs import check_outputs, check_writable, record_outputs
-from ..training.run import task_of_model
 from ..training.tasks.base import Task, file_name
+from ..training.tasks.object_detection import ObjectDetection
 from .audit_page import TEXTS, write_page
-from .dense_audit import BOXES, DenseIssues, check_dense_labels, open_dense
+from .dense_audit import DenseIssues, check_dense_labels, open_dense
 from .extraction import ExtractionArguments, extract_features
 from .files import read_features
 from .image_checks import ImageFacts, outlier_scores, quality_scores, read_facts
@@ -196,7 +196,7 @@ def audit(
     else:
         found.add("outlier", *outlier_scores(features, found.groups))
     if dense is not None:
-        _check_dense(found, check_dense_labels(dense, model, open_processes(use_cpu).device), task_of_model(model))
+        _check_dense(found, check_dense_labels(dense, model, open_processes(use_cpu).device), dense)
     elif features is not None:
         _check_classes(found, features)
     folder.mkdir(parents=True, exist_ok=True)
@@ -305,8 +305,8 @@ def _check_classes(found: Audit, features: np.ndarray) -> None:
     )
 
 
-def _check_dense(found: Audit, issues: DenseIssues, task: str) -> None:
-    found.add("wrong_boxes" if task == BOXES else "wrong_mask", issues.score, issues.is_found)
+def _check_dense(found: Audit, issues: DenseIssues, task: Task) -> None:
+    found.add("wrong_boxes" if isinstance(task, ObjectDetection) else "wrong_mask", issues.score, issues.is_found)
     found.pictures, found.counts = issues.pictures, issues.counts
     found.texts = [fault or text for fault, text in zip(found.texts, issues.texts, strict=True)]
     found.notes.append("Boxes and masks on which the model was trained cannot be checked: it repeats their errors.")

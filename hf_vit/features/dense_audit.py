@@ -12,16 +12,17 @@ from transformers.utils import logging
 
 from ..model.image_targets import IGNORED_LABEL
 from ..training.load_data import with_model_classes
-from ..training.models import open_trained
-from ..training.run import plan_evaluation, task_of_model
+from ..training.models import open_trained, read_config_of
+from ..training.run import plan_evaluation
 from ..training.tasks.base import Task
+from ..training.tasks.object_detection import ObjectDetection
+from ..training.tasks.semantic_segmentation import SemanticSegmentation
 from .image_checks import is_unusual
 from .label_quality import ObjectIssue, find_object_issues, mask_issue_score
 
 
 logger = logging.get_logger(__name__)
-BOXES, MASKS = "object-detection", "semantic-segmentation"
-DENSE_TASKS = (BOXES, MASKS)
+DENSE_TASKS = (ObjectDetection, SemanticSegmentation)
 LEAST_SCORE = 0.3  # minimum score of predicted boxes that are compared with given boxes
 BOX_CUT = 0.5  # score of an object above which its image is reported
 MASK_CUT = 0.5  # minimum score of a reported mask
@@ -57,7 +58,8 @@ def open_dense(data: str, model: str, output_dir: str) -> Task | None:
         OSError: if the model or the data is missing.
         ValueError: if the data has no boxes or masks, or a class that the model does not have.
     """
-    if task_of_model(model) not in DENSE_TASKS:
+    name = str((read_config_of(model).get("architectures") or [""])[0])
+    if name not in [task.model_class.__name__ for task in DENSE_TASKS]:
         return None
     values = {"model_name_or_path": model, "dataset_name": data, "output_dir": output_dir}
     task, _ = plan_evaluation(values)

@@ -14,7 +14,7 @@ from ..model.image_targets import IGNORED_LABEL
 
 
 NUM_FOLDS = 5
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)  # candidates for the inverse regularization strength C of the probe
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # candidates for the inverse regularization strength C of the probe
 MAX_ITERATIONS = 300
 EPSILON = 1e-6  # smallest probability whose logarithm is taken
 LABEL_CUT = 0.9  # score of a label above which its image is reported
