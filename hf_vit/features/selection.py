@@ -54,8 +54,10 @@ def select_images(
         seed: Seed of the clusters and of the dropped features.
     """
     known = np.zeros((0, features.shape[1]), np.float32) if labeled is None else labeled
-    vectors, known_vectors = (
-        each / np.linalg.norm(each, axis=1, keepdims=True).clip(1e-12) for each in (features, known)
+    every = np.concatenate([features, known])
+    every = every - every.mean(axis=0)  # The common part of all features would dominate their similarity.
+    vectors, known_vectors = np.split(
+        every / np.linalg.norm(every, axis=1, keepdims=True).clip(1e-12), [len(features)]
     )
     selected: list[int] = []
     if labels is not None and len(labels) >= LABELS_PER_CLASS * len(np.unique(labels)) > LABELS_PER_CLASS:
