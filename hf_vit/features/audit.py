@@ -23,7 +23,7 @@ from ..data.shards import open_processes
 from ..data.targets import encoded_bytes
 from ..extras import check_packages
 from ..model.image_inputs import read_image
-from ..options.field import COUNT, NOT_NEGATIVE
+from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.tasks.base import Task, file_name
 from ..training.tasks.object_detection import ObjectDetection
@@ -49,6 +49,7 @@ class Audit:
         data: Path or name of the dataset.
         model: Model that computed features or predictions; empty without a model.
         splits: Images of each split, and their targets.
+        facts: Properties of each image.
         scores: Scores (N,) of each kind of issue, higher for worse images; NaN for images that were not checked.
         found: Whether each image (N,) has an issue of each kind.
         labels: Class name of each image; None if unknown.
@@ -64,6 +65,7 @@ class Audit:
     data: str
     model: str
     splits: DatasetDict
+    facts: list[ImageFacts] = field(default_factory=list)
     scores: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
     labels: list[str | None] = field(default_factory=list)
@@ -139,7 +141,6 @@ def audit(
     write: Path | str | None = None,
     label_column_name: str | None = None,
     batch_size: Annotated[int, COUNT] = 32,
-    num_workers: Annotated[int, NOT_NEGATIVE] = 0,
     use_cpu: bool = False,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
@@ -156,7 +157,6 @@ def audit(
             suspicious labels or are copies. hf-vit train reads it.
         label_column_name: Column of class labels; by default found by type or name.
         batch_size: Number of images per forward pass of the model.
-        num_workers: Number of processes that read images for the model.
         use_cpu: Run on the CPU.
         overwrite: Replace the files of an earlier audit.
         report: Function that receives progress messages.
@@ -182,15 +182,11 @@ def audit(
         load_unlabeled_images([data], label_column_name=label_column_name) if dense is None else dense.loaded.splits
     )
     found = Audit(data, model, splits)
-    facts = [own for rows in splits.values() for own in read_facts(rows)]
-    if all(own.fault for own in facts):
-        raise ValueError(f"None of the {len(facts):,} images of {data} can be read: {facts[0].fault}")
-    _start(found, facts)
+    _check_images(found)
     features = None
     if model:
-        options = {"batch_size": batch_size, "num_workers": num_workers, "use_cpu": use_cpu}
-        features = extract_all(splits, data, model, folder / "features", **options)
-    _find_copies(found, facts, features)
+        features = extract_all(splits, data, model, folder / "features", batch_size=batch_size, use_cpu=use_cpu)
+    _find_copies(found, features)
     if features is None:
         found.notes.append("Not checked without --model: wrong labels and images unlike the rest.")
     else:
@@ -199,7 +195,6 @@ def audit(
         _check_dense(found, check_dense_labels(dense, model, open_processes(use_cpu).device), dense)
     elif features is not None:
         _check_classes(found, features)
-    folder.mkdir(parents=True, exist_ok=True)
     _save(found, folder, cleaned, dense, report)
     return found.table()
 
@@ -226,8 +221,12 @@ def extract_all(splits: DatasetDict, data: str, model: str, folder: Path, **opti
     return np.concatenate(vectors)
 
 
-def _start(found: Audit, facts: Sequence[ImageFacts]) -> None:
-    for kind, (scores, flags) in quality_scores(list(facts)).items():
+def _check_images(found: Audit) -> None:
+    """Read all images and find broken, dark, blank and tiny ones; set the labels."""
+    found.facts = facts = [own for rows in found.splits.values() for own in read_facts(rows)]
+    if all(own.fault for own in facts):
+        raise ValueError(f"None of the {len(facts):,} images of {found.data} can be read: {facts[0].fault}")
+    for kind, (scores, flags) in quality_scores(facts).items():
         found.add(kind, scores, flags)
     found.texts, found.suggestions = [own.fault for own in facts], [""] * len(facts)
     for name, rows in found.splits.items():
@@ -241,8 +240,8 @@ def _start(found: Audit, facts: Sequence[ImageFacts]) -> None:
             found.counts.setdefault(label, Counter())[name] += count
 
 
-def _find_copies(found: Audit, facts: Sequence[ImageFacts], features: np.ndarray | None) -> None:
-    readable = np.flatnonzero(~found.found["broken"])
+def _find_copies(found: Audit, features: np.ndarray | None) -> None:
+    facts, readable = found.facts, np.flatnonzero(~found.found["broken"])
     _, first, checksum = np.unique(
         [facts[n].checksum for n in readable.tolist()], return_index=True, return_inverse=True
     )
@@ -315,6 +314,7 @@ def _check_dense(found: Audit, issues: DenseIssues, task: Task) -> None:
 
 
 def _save(found: Audit, folder: Path, write: Path | None, task: Task | None, report: Callable[[str], None]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     table = found.table()
     write_page(found, folder / PAGE)
     table.to_parquet(str(folder / TABLE))

@@ -176,15 +176,7 @@ def select(
         raise ValueError(f"budget={budget} exceeds the {len(readable):,} readable images of {pool}. Lower it.")
     chosen = readable[select_images(features[readable], budget, known, labels, seed)].tolist()
     files = [images.files[number] for number in chosen]
-    pictures = [
-        (rank, files[rank - 1], images.open(chosen[rank - 1])) for rank in range(1, min(budget, MAX_SHOWN) + 1)
-    ]
-    tiles = [draw_label_tile(shown, str(rank), Path(file).name) for rank, file, shown in pictures if shown is not None]
-    folder.mkdir(parents=True, exist_ok=True)
-    arrange_pages(tiles)[0].save(folder / SHEET)
-    with (folder / LIST).open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([("file_name", "label"), *((file, "") for file in files)])
-    record_outputs([folder / LIST, folder / SHEET])
+    _save(images, chosen, files, folder)
     report(f"Selected {budget:,} of {len(features):,} images: {folder / LIST}, {folder / SHEET}")
     return files
 
@@ -198,3 +190,15 @@ def _labeled_features(data: str, model: str, folder: Path, options: dict[str, An
     features = extract_all(splits, data, model, folder, **options)
     is_known = (labels != NO_CLASS) & ~np.isnan(features).any(axis=1)
     return features[is_known], labels[is_known]
+
+
+def _save(images: Audit, chosen: list[int], files: list[str], folder: Path) -> None:
+    """Write the list of the chosen images with an empty column of labels, and a picture of the first ones."""
+    opened = [(images.open(number), Path(file).name) for number, file in zip(chosen[:MAX_SHOWN], files, strict=False)]
+    shown = [(picture, name) for picture, name in opened if picture is not None]
+    tiles = [draw_label_tile(picture, f"{rank + 1}", name) for rank, (picture, name) in enumerate(shown)]
+    folder.mkdir(parents=True, exist_ok=True)
+    arrange_pages(tiles)[0].save(folder / SHEET)
+    with (folder / LIST).open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([("file_name", "label"), *((file, "") for file in files)])
+    record_outputs([folder / LIST, folder / SHEET])
