@@ -28,7 +28,7 @@ from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.tasks.base import Task, file_name
 from ..training.tasks.object_detection import ObjectDetection
 from .audit_page import TEXTS, write_page
-from .dense_audit import DenseIssues, check_dense_labels, open_dense
+from .dense_audit import check_dense_labels, open_dense
 from .extraction import ExtractionArguments, extract_features
 from .files import read_features
 from .image_checks import ImageFacts, outlier_scores, quality_scores, read_facts
@@ -183,16 +183,11 @@ def audit(
     )
     found = Audit(data, model, splits)
     _check_images(found)
-    features = None
-    if model:
-        features = extract_all(splits, data, model, folder / "features", batch_size=batch_size, use_cpu=use_cpu)
-    _find_copies(found, features)
-    if features is None:
-        found.notes.append("Not checked without --model: wrong labels and images unlike the rest.")
-    else:
-        found.add("outlier", *outlier_scores(features, found.groups))
+    options = {"batch_size": batch_size, "use_cpu": use_cpu}
+    features = extract_all(splits, data, model, folder / "features", **options) if model else None
+    _compare_images(found, features)
     if dense is not None:
-        _check_dense(found, check_dense_labels(dense, model, open_processes(use_cpu).device), dense)
+        _check_dense(found, dense, open_processes(use_cpu).device)
     elif features is not None:
         _check_classes(found, features)
     _save(found, folder, cleaned, dense, report)
@@ -240,7 +235,8 @@ def _check_images(found: Audit) -> None:
             found.counts.setdefault(label, Counter())[name] += count
 
 
-def _find_copies(found: Audit, features: np.ndarray | None) -> None:
+def _compare_images(found: Audit, features: np.ndarray | None) -> None:
+    """Find copies and, given features (N, D), images unlike the rest."""
     facts, readable = found.facts, np.flatnonzero(~found.found["broken"])
     _, first, checksum = np.unique(
         [facts[n].checksum for n in readable.tolist()], return_index=True, return_inverse=True
@@ -263,6 +259,10 @@ def _find_copies(found: Audit, features: np.ndarray | None) -> None:
                 found.copy_of[own] = original[own] if is_exact[own] else other
     found.add("duplicate", is_exact.astype(float), is_exact)
     found.add("near_duplicate", score, (found.groups != numbers) & ~is_exact)
+    if features is None:
+        found.notes.append("Not checked without --model: wrong labels and images unlike the rest.")
+    else:
+        found.add("outlier", *outlier_scores(features, found.groups))
 
 
 def _first_of_group(links: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -304,7 +304,8 @@ def _check_classes(found: Audit, features: np.ndarray) -> None:
     )
 
 
-def _check_dense(found: Audit, issues: DenseIssues, task: Task) -> None:
+def _check_dense(found: Audit, task: Task, device: torch.device) -> None:
+    issues = check_dense_labels(task, found.model, device)
     found.add("wrong_boxes" if isinstance(task, ObjectDetection) else "wrong_mask", issues.score, issues.is_found)
     found.pictures, found.counts = issues.pictures, issues.counts
     found.texts = [fault or text for fault, text in zip(found.texts, issues.texts, strict=True)]
