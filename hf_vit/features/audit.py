@@ -91,7 +91,7 @@ class Audit:
     def root(self) -> str:
         """Folder relative to which the page names files."""
         is_path = all(map(os.path.isabs, self.files))
-        return os.path.dirname(os.path.commonpath([*self.files, self.files[0] + "-"])) if is_path else os.curdir
+        return os.path.commonpath([os.path.dirname(file) for file in self.files]) if is_path else os.curdir
 
     @cached_property
     def encoded(self) -> Dataset:

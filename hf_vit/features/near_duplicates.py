@@ -19,6 +19,7 @@ NUM_CANDIDATES = 4  # number of nearest neighbors that are verified, in thumbnai
 LEAST_COARSE = 0.6  # minimum correlation of blurred thumbnails before alignment; candidates below are skipped
 LEAST_REFINED = 0.5  # minimum correlation of details after the first alignment; other pairs are not refined
 NUM_STEPS, STEP_SIZE = 20, 0.02  # steps of the alignment, and their size relative to half the side
+LEAST_CONTRAST = 4.0  # contrast in gray levels that is added, so that noise is not amplified
 CHUNK_SIZE = 1024  # number of rows or pairs that are processed together
 
 
@@ -113,8 +114,12 @@ def _blurred(images: Tensor, radius: int) -> Tensor:
 
 
 def _details(images: Tensor) -> Tensor:
-    """Return images (N, S, S) minus their local mean."""
-    return images - _blurred(images, 3)
+    """Return images (N, S, S) minus their local mean, divided by their local contrast.
+
+    Without the division, outlines would dominate, and two black skirts on white would be near duplicates.
+    """
+    details = images - _blurred(images, 3)
+    return details / (_blurred(details**2, 3).sqrt() + LEAST_CONTRAST)
 
 
 def _normalized(images: Tensor) -> Tensor:
