@@ -17,15 +17,15 @@ from ..training.run import plan_evaluation
 from ..training.tasks.base import Task
 from ..training.tasks.object_detection import ObjectDetection
 from ..training.tasks.semantic_segmentation import SemanticSegmentation
-from .image_checks import is_unusual
 from .label_quality import ObjectIssue, find_object_issues, mask_issue_score
 
 
 logger = logging.get_logger(__name__)
 DENSE_TASKS = (ObjectDetection, SemanticSegmentation)
-LEAST_SCORE = 0.3  # minimum score of predicted boxes that are compared with given boxes
+LEAST_SCORE = 0.1  # minimum score of predicted boxes that are compared with given boxes
 BOX_CUT = 0.5  # score of an object above which its image is reported
-MASK_CUT = 0.5  # minimum score of a reported mask
+ERROR_RATE = 0.05  # share of wrong objects that is assumed
+MASK_CUT = 0.95  # score of a mask above which its image is reported
 PICTURE_SIDE = 320  # longer side of pictures in pixels
 COLORS = {"given": "lime", "overlooked": "red", "badly_located": "orange", "swapped": "magenta", "unconfirmed": "cyan"}
 
@@ -111,7 +111,7 @@ def check_dense_labels(task: Task, name_or_path: str, device: torch.device) -> D
     if objects:
         _rank_objects(found, objects, data.names)
     else:
-        found.is_found = is_unusual(found.score) & (found.score > MASK_CUT)
+        found.is_found = np.nan_to_num(found.score) > MASK_CUT
     return found
 
 
@@ -138,21 +138,23 @@ def _compare_mask(
 def _rank_objects(found: DenseIssues, objects: dict[int, list[ObjectIssue]], names: tuple[str, ...]) -> None:
     """Set the score of each image to that of its worst object.
 
-    A missing prediction counts only as much as the model finds given objects of the class, and an additional
-    prediction only as much as predictions of the class have given objects.
+    The score of a difference is multiplied by e / (e + p), where p is the share of objects of the class that have a
+    difference of the same kind with at least this score: what a weak model often contradicts is no evidence.
     """
-    every = [issue for issues in objects.values() for issue in issues]
-    kinds = Counter((issue.kind, issue.label) for issue in every)
-    trust = {}
-    for label in range(len(names)):
-        matched = kinds["badly_located", label] + kinds["swapped", label]
-        for kind in ("unconfirmed", "overlooked"):
-            trust[kind, label] = matched / max(1, matched + kinds[kind, label])
+    scores: dict[tuple[str, int], list[float]] = {}
+    for issue in (issue for issues in objects.values() for issue in issues):
+        scores.setdefault((issue.kind, issue.label), []).append(-issue.score)
+    ordered = {key: np.sort(values) for key, values in scores.items()}
+    totals = Counter(label for (_, label), values in scores.items() for _ in values)
+
+    def likelihood(issue: ObjectIssue) -> float:
+        count = np.searchsorted(ordered[issue.kind, issue.label], -issue.score, side="right")
+        return issue.score * ERROR_RATE / (ERROR_RATE + float(count) / totals[issue.label])
+
     for number, issues in objects.items():
-        scores = [issue.score * trust.get((issue.kind, issue.label), 1.0) for issue in issues]
-        found.score[number] = max(scores, default=0.0)
-        if issues:
-            worst = issues[int(np.argmax(scores))]
+        worst = max(issues, key=likelihood, default=None)
+        found.score[number] = 0.0 if worst is None else likelihood(worst)
+        if worst is not None:
             other = f" → {names[worst.suggestion]}" if worst.suggestion != worst.label else ""
             found.texts[number] = f"{worst.kind.replace('_', ' ')}: {names[worst.label]}{other}"
     found.is_found = np.nan_to_num(found.score) > BOX_CUT

@@ -123,8 +123,9 @@ def find_object_issues(target: Mapping[str, Tensor], prediction: Mapping[str, Te
     for g, box in enumerate(given.tolist()):
         b = matches.get(g)
         if b is None:
-            best = float((overlap[g] * np.array(scores)).max(initial=0))
-            issues.append(ObjectIssue("unconfirmed", 1 - best, box, classes[g], classes[g]))
+            issues.append(
+                ObjectIssue("unconfirmed", 1 - float(overlap[g].max(initial=0)), box, classes[g], classes[g])
+            )
         elif classes[g] != labels[b] and overlap[g, b] >= MATCH_IOU:
             issues.append(ObjectIssue("swapped", scores[b] * float(overlap[g, b]), box, classes[g], labels[b]))
         else:

@@ -47,7 +47,7 @@ def find_near_duplicates(
     pairs = pairs[reach > LEAST_COARSE]
     scores = []
     with logging.tqdm(total=len(pairs), desc="Comparing pairs", disable=not show_progress) as bar:
-        for chunk in pairs.split(CHUNK_SIZE):
+        for chunk in pairs.split(CHUNK_SIZE) if len(pairs) else ():
             left, right = thumbnails[chunk[:, 0]], thumbnails[chunk[:, 1]]
             # A copy may be a crop of either image, and may be mirrored.
             options = [(left, right), (right, left), (left.flip(-1), right), (right.flip(-1), left)]

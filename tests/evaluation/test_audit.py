@@ -57,6 +57,7 @@ def test_copies_are_found_and_other_images_are_not() -> None:
     pairs, scores = find_near_duplicates(torch.stack([thumbnail(image) for image in photos + copies]))
     assert pairs.tolist() == [[number, 30 + number] for number in range(5)]
     assert ((scores > 0.8) & (scores <= 1.0001)).all()
+    assert find_near_duplicates(torch.stack([thumbnail(photos[0])]))[0].shape == (0, 2)
 
 
 def test_wrong_labels_rank_first_and_copies_do_not_support_each_other() -> None:
