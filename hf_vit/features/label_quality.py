@@ -17,6 +17,7 @@ NUM_FOLDS = 5
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # candidates for the inverse regularization strength C of the probe
 MAX_ITERATIONS = 300
 EPSILON = 1e-6  # smallest probability whose logarithm is taken
+UNKNOWN = 0.01  # probability that an image belongs to no class
 LABEL_CUT = 0.9  # score of a label above which its image is reported
 LEAST_IMAGES = 2  # minimum number of images of a class; labels of smaller classes cannot be checked
 TEMPERATURE = 0.1  # of the softmin over pixels or objects: lower values give more weight to the worst
@@ -69,8 +70,8 @@ def out_of_sample_probabilities(features: np.ndarray, labels: np.ndarray, groups
 def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a score (N,) in [0, 1] of each label, higher if it is probably wrong, and the best other class (N,).
 
-    The score is the probability q / (p + q) that the label is wrong, if only the given class of probability p and the
-    other class of highest probability q (N,) are considered.
+    The score is q / (p + q + `UNKNOWN`), where p is the probability of the given class, and q the highest probability
+    of another class. It ranks images that belong to no class behind those that clearly belong to another one.
 
     Args:
         probabilities: (N, K) out-of-sample class probabilities.
@@ -79,7 +80,7 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
     rows, others = np.arange(len(labels)), probabilities.copy()
     own, others[rows, labels] = others[rows, labels], -1
     best = others.max(axis=1)
-    return best / (own + best).clip(EPSILON), others.argmax(axis=1)
+    return best / (own + best + UNKNOWN), others.argmax(axis=1)
 
 
 class ObjectIssue(NamedTuple):
