@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 
 SIDE = 32  # side of thumbnails in pixels
-SIMILAR = 0.8  # correlation of the details of aligned thumbnails above which a pair counts as near duplicates
+SIMILAR = 0.82  # correlation of the details of aligned thumbnails above which a pair counts as near duplicates
 NUM_CANDIDATES = 4  # number of nearest neighbors that are verified, in thumbnails, mirrored thumbnails and features
 LEAST_COARSE = 0.6  # minimum correlation of blurred thumbnails before alignment; candidates below are skipped
 LEAST_REFINED = 0.5  # minimum correlation of details after the first alignment; other pairs are not refined
