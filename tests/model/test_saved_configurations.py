@@ -43,8 +43,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "auxiliary_loss_weight": 0.4,
     },
     "universal_segmentation_config": {
-        "num_queries": 200, "num_blocks": None, "num_upscale_blocks": 2, "class_weight": 2.0, "mask_weight": 5.0,
-        "dice_weight": 5.0, "no_object_weight": 0.1, "train_num_points": 12544, "oversample_ratio": 3.0,
+        "head": "queries", "num_queries": 200, "num_blocks": None, "num_upscale_blocks": 2, "class_weight": 2.0,
+        "mask_weight": 5.0, "dice_weight": 5.0, "no_object_weight": 0.1, "train_num_points": 12544, "oversample_ratio": 3.0,
         "importance_sample_ratio": 0.75, "score_threshold": None,
     },
     "depth_config": {

@@ -181,7 +181,6 @@ class UniversalArguments(MaskArguments):
     head: str | None = model_option(
         None,
         "Head: queries, or mask for a frozen encoder.",
-        essential=True,
     )
     dataset_name: str = source_option(
         "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
