@@ -44,8 +44,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "universal_segmentation_config": {
         "head": "queries", "num_queries": 200, "num_blocks": None, "num_upscale_blocks": 2, "class_weight": 2.0,
-        "mask_weight": 5.0, "dice_weight": 5.0, "no_object_weight": 0.1, "train_num_points": 12544, "oversample_ratio": 3.0,
-        "importance_sample_ratio": 0.75, "score_threshold": None,
+        "mask_weight": 5.0, "dice_weight": 5.0, "no_object_weight": 0.1, "train_num_points": 12544,
+        "oversample_ratio": 3.0, "importance_sample_ratio": 0.75, "score_threshold": None,
     },
     "depth_config": {
         "head": "dpt", "out_indices": None, "neck_hidden_sizes": (96, 192, 384, 768),
