@@ -20,7 +20,10 @@ from ..model.adapt_inputs import Size
 from ..model.configuration_hf_vit import to_pair
 from ..model.pretrained import HfViTPreTrainedModel, check_trained, version_of
 from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
+from .export.formats import Format
+from .export.programs import Bounds, comparison_sizes, example_inputs
 from .int8_linear import quantize_blocks
+from .runtimes import RuntimeProgram, installed_runtimes
 
 
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
@@ -87,10 +90,15 @@ class OptimizationReport:
 
 
 class CompiledProgram:
-    """A program compiled for the current process. It cannot be pickled, and copies of a model share the program."""
+    """A program compiled for the current process. It cannot be pickled, and copies of a model share the program.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    Args:
+        run: Function that runs the program.
+        accepts: Function that returns whether the program can process images of a shape.
+    """
+
+    def __init__(self, run: Run, accepts: Callable[[torch.Size], bool]) -> None:
+        self.run, self.accepts = run, accepts
 
     def __call__(self, pixel_values: Tensor) -> Any:
         """Runs the compiled program on images."""
@@ -149,10 +157,10 @@ class FastForward:
 
     Args:
         given: Forward pass of the original model.
-        eager: Uncompiled model in the selected precision. It is used for images of other shapes and for calls with
-            further arguments.
-        program: Program compiled from `eager` for images of one shape; None if nothing was compiled.
-        images: Example images with the shape and dtype that the program accepts.
+        eager: Uncompiled model in the selected precision. It is used for images that the program does not accept, and
+            for calls with further arguments.
+        program: Program compiled from `eager`; None if nothing was compiled.
+        images: Example images with the dtype that the program accepts.
         watch: Detector of changes of the original model.
     """
 
@@ -160,13 +168,13 @@ class FastForward:
         self,
         given: Callable[..., Any],
         eager: HfViTPreTrainedModel,
-        program: Run | None,
+        program: CompiledProgram | None,
         images: Tensor,
         watch: WeightWatch,
     ) -> None:
         update_wrapper(self, given)
         self.eager, self.program, self.watch = eager, program, watch
-        self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
+        self.dtype, self.device = images.dtype, images.device
 
     def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Runs the optimized forward pass without gradients. Arguments and outputs are those of the original model."""
@@ -176,8 +184,8 @@ class FastForward:
             for name, value in kwargs.items()
         )
         with torch.no_grad():
-            is_fitting = isinstance(pixel_values, Tensor) and pixel_values.shape == self.shape
-            if self.program is None or has_more or not is_fitting or pixel_values.device != self.device:
+            is_fitting = isinstance(pixel_values, Tensor) and pixel_values.device == self.device
+            if self.program is None or has_more or not is_fitting or not self.program.accepts(pixel_values.shape):
                 outputs = self.eager(pixel_values, *args, **kwargs)
             else:  # The compiled program requires contiguous memory and a fixed dtype.
                 outputs = self.program(pixel_values.to(self.dtype).contiguous())
@@ -210,8 +218,8 @@ def optimize_for_inference(
         image_size: Height and width in pixels to optimize for, or one number for both. The default is the size of
             `images` if given, else the image size of the model.
         dtype: "auto" tries bfloat16 and, on a CPU, float32. If a dtype or its name is given, only this dtype is tried.
-        compile: Whether to compile the model with weights packed for the processor. On a CPU, this requires a C++
-            compiler.
+        compile: Whether to compile the model with weights packed for the processor, which requires a C++ compiler on a
+            CPU, and to try OpenVINO and ONNX Runtime on a CPU if they are installed (extra `export`).
         int8: Whether to try 8-bit weights and activations when compiling. Requires `images`.
         max_seconds: Time limit in seconds for each compilation on a CPU. A compilation that exceeds the limit is
             rejected. On a GPU, there is no limit.
@@ -220,8 +228,9 @@ def optimize_for_inference(
 
     Returns:
         A model of the same class for inference only, with the same call signature, configuration and outputs. Its
-        attribute `report` is an `OptimizationReport`. Calls with other batch or image sizes, or with further arguments
-        (padding, hidden states), run uncompiled in the selected precision. `save_pretrained` saves the weights of the
+        attribute `report` is an `OptimizationReport`. Calls with further arguments (padding, hidden states) run
+        uncompiled in the selected precision, and so do calls with other batch or image sizes unless another runtime
+        was the fastest variant. `save_pretrained` saves the weights of the
         original model. Calling the result raises `ValueError` if weights or modules of the original model have
         changed. `train()` always raises `ValueError`. In an image-text model, only the image tower is optimized.
 
@@ -240,6 +249,8 @@ def optimize_for_inference(
         search.compare(get_name(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
+    for chosen in installed_runtimes() if compile and part.device.type == "cpu" else []:
+        search.try_runtime(chosen)
     fast = sharing(part, forward=search.best, report=search.report)
     return sharing(model, _modules={**model._modules, "model": fast}, report=fast.report) if has_texts else fast
 
@@ -266,9 +277,11 @@ class Search:
         self.seconds, _ = race(self.best, self.best, images)
         self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", self.seconds, 1.0, 0.0, True))
 
-    def candidate(self, eager: HfViTPreTrainedModel, program: Run | None = None) -> FastForward:
-        """Returns the forward pass of a candidate. See `FastForward` for the arguments."""
-        program = None if program is None else CompiledProgram(program)
+    def candidate(
+        self, eager: HfViTPreTrainedModel, run: Run | None = None, accepts: Callable[[torch.Size], bool] | None = None
+    ) -> FastForward:
+        """Returns the forward pass of a candidate. By default, a program accepts only the shape of the images."""
+        program = None if run is None else CompiledProgram(run, accepts or self.images.shape.__eq__)
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
@@ -287,6 +300,23 @@ class Search:
         else:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
 
+    @torch.no_grad()
+    def try_runtime(self, chosen: Format) -> None:
+        """Exports the model to another runtime, and keeps the program if it is faster and equal at another size."""
+        eager = self.best.eager if chosen.name == "openvino" else self.model
+        name = f"{get_name(eager.dtype) if chosen.name == 'openvino' else 'float32'}, {chosen.name}"
+        batch, (rows, columns) = comparison_sizes(self.model, Bounds())[1]
+        other = example_inputs(self.model, batch, (rows, columns))["pixel_values"].to(self.images)
+        try:
+            program = RuntimeProgram(self.model, chosen, self.images, eager.dtype)
+            candidate = self.candidate(eager, program, program.accepts)
+            if not difference_of(candidate(other), self.model(other)) <= self.tolerance(candidate):
+                raise CompilationError(f"outputs differ for {batch} images of another size")
+        except (CompilationError, RuntimeError) as error:
+            self.report.trials.append(Trial(name, None, None, None, False, str(error)))
+        else:
+            self.compare(name, candidate)
+
     def answers(self, run: Run) -> list[Any]:
         """Returns the outputs of a variant for all samples, one entry per batch."""
         assert self.samples is not None
@@ -299,7 +329,7 @@ class Search:
         if approximates:
             note, is_close = self.judge_predictions(candidate)
         else:
-            tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
+            tolerance = self.tolerance(candidate)
             is_close = difference <= tolerance  # False if the difference is NaN
             note = "" if is_close else f"outputs differ by more than {tolerance:g}"
         seconds = ratio = None
@@ -311,6 +341,10 @@ class Search:
             else:
                 note = f"speedup {gain:.2f} over the best so far, below {MIN_SPEEDUP}"
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
+
+    def tolerance(self, candidate: FastForward) -> float:
+        """Returns the largest accepted difference of a candidate from the original model."""
+        return max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
 
     def judge_predictions(self, candidate: FastForward) -> tuple[str, bool]:
         """Returns a note on how much an approximation changes predictions, and whether the change is acceptable."""

@@ -1,7 +1,7 @@
 """Export formats, each with a function that writes a program and a function that opens it in its runtime."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,16 +99,31 @@ def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
     """Opens an ONNX file on the CPU."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, map(torch.from_numpy, session.run(None, as_arrays(inputs))), strict=True))
 
 
-def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
-    """Opens an OpenVINO program in float32 on the CPU. Without this setting, OpenVINO may use bfloat16."""
+def open_openvino(
+    file: Path,
+    outputs: tuple[str, ...],
+    dtype: torch.dtype = torch.float32,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Run:
+    """Opens an OpenVINO program on the CPU, for inputs of the given shapes only if there are any.
+
+    Without `dtype`, float32 or bfloat16, OpenVINO would choose the precision.
+    """
     import openvino
 
-    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    core, precision = openvino.Core(), "bf16" if dtype == torch.bfloat16 else "f32"
+    network = core.read_model(file)
+    if shapes is not None:
+        network.reshape({name: list(shape) for name, shape in shapes.items()})
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = core.compile_model(network, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         results = compiled(as_arrays(inputs))
@@ -170,23 +185,26 @@ def has_exporters() -> bool:
     return Version(transformers.__version__) >= EXPORTERS_SINCE and Version(torch.__version__) >= EXPORTERS_TORCH
 
 
-def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> None:
+def write_program(
+    model: HfViTPreTrainedModel, chosen: Format, file: Path, outputs: tuple[str, ...] | None = None
+) -> None:
     """Traces a model and writes the program, with dynamic batch and image size.
 
     Args:
         model: Model in evaluation mode, in float32 on the CPU.
         chosen: The export format.
         file: File to write. Some formats write the weights to a second file in the same folder.
+        outputs: Names of the outputs; by default those of `output_names`.
 
     Raises:
         RuntimeError: if the format does not support the model.
     """
     if chosen.write is not None:
-        chosen.write(trace(model, chosen), file, output_names(model))
+        chosen.write(trace(model, chosen, outputs), file, outputs or output_names(model))
         return
     from transformers.exporters.auto import get_exporter_class
 
-    program, inputs, sizes = tracing_inputs(model, chosen)
+    program, inputs, sizes = tracing_inputs(model, chosen, outputs)
     exporter = get_exporter_class(chosen.name)
     config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
     written, _ = exporter().export_program(program, inputs, config)
@@ -194,15 +212,17 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
 
 
 def tracing_inputs(
-    model: HfViTPreTrainedModel, chosen: Format
+    model: HfViTPreTrainedModel, chosen: Format, outputs: tuple[str, ...] | None = None
 ) -> tuple[HfViTProgram, dict[str, Tensor], dict[str, dict[int, Any]]]:
     """Returns the program to trace, its example inputs, and the dynamic dimensions of these inputs."""
     inputs = example_inputs(model, TRACED_BATCH, traced_grid(model))
-    return HfViTProgram(model).eval(), inputs, open_sizes(model, chosen.bounds(model))
+    return HfViTProgram(model, outputs).eval(), inputs, open_sizes(model, chosen.bounds(model))
 
 
 @torch.no_grad()
-def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedProgram:
+def trace(
+    model: HfViTPreTrainedModel, chosen: Format, outputs: tuple[str, ...] | None = None
+) -> torch.export.ExportedProgram:
     """Traces a model with `torch.export`."""
-    program, inputs, sizes = tracing_inputs(model, chosen)
+    program, inputs, sizes = tracing_inputs(model, chosen, outputs)
     return torch.export.export(program, (), inputs, dynamic_shapes=sizes)

@@ -43,12 +43,12 @@ class Bounds(NamedTuple):
 
 
 class HfViTProgram(nn.Module):
-    """Wraps a model for tracing: inputs are tensors, the output is a dictionary of tensors."""
+    """Wraps a model for tracing: inputs are tensors, the output is a dictionary of tensors, `outputs` if given."""
 
-    def __init__(self, model: HfViTPreTrainedModel) -> None:
+    def __init__(self, model: HfViTPreTrainedModel, outputs: tuple[str, ...] | None = None) -> None:
         super().__init__()
         self.model = model
-        self.outputs = output_names(model)
+        self.outputs = output_names(model) if outputs is None else outputs
         # Programs do not compute a loss.
         has_loss = isinstance(model, HfViTForMaskedImageModeling | HfViTForImageReconstruction)
         self.options = {"return_loss": False} if has_loss else {}

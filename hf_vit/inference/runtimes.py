@@ -1,0 +1,78 @@
+"""Run a model in OpenVINO or ONNX Runtime in the current process, with the outputs of the model.
+
+Shapes: B batch, C channels, H W pixels.
+"""
+
+import copy
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model.configuration_hf_vit import to_pair
+from ..model.pretrained import HfViTPreTrainedModel
+from .ahead_of_time import CompilationError, first_line
+from .export.formats import FORMATS, Format, check_format, open_openvino, write_program
+from .export.programs import Run, min_grid
+
+
+RUNTIMES = ("openvino", "onnx")  # export formats
+
+
+def installed_runtimes() -> list[Format]:
+    """Returns the export formats in `RUNTIMES` whose packages are installed."""
+    return [FORMATS[name] for name in RUNTIMES if all(map(find_spec, FORMATS[name].packages))]
+
+
+class RuntimeProgram:
+    """A model exported to another runtime. It accepts any batch size, and images of any number of whole patches.
+
+    Args:
+        model: Model in evaluation mode on a CPU.
+        chosen: The export format.
+        images: Images (B, C, H, W). OpenVINO additionally compiles a program for their shape only, which is faster.
+        dtype: Precision of OpenVINO, float32 or bfloat16. ONNX Runtime computes in float32.
+
+    Raises:
+        CompilationError: if the runtime does not support the model or its outputs.
+    """
+
+    def __init__(self, model: HfViTPreTrainedModel, chosen: Format, images: Tensor, dtype: torch.dtype) -> None:
+        with torch.no_grad():
+            template = model(pixel_values=images)
+        self.kind, self.names, self.lock = type(template), tuple(template.keys()), Lock()
+        self.channels, self.patch, self.least = images.shape[1], to_pair(model.config.patch_size), min_grid(model)
+        if not self.accepts(images.shape) or not all(isinstance(value, Tensor) for value in template.values()):
+            raise CompilationError("images that are not whole patches, or outputs that are not tensors")
+        self.shape = images.shape
+        self.fixed: Run | None = None  # program for images of this shape
+        try:
+            check_format(chosen.name)
+            with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
+                file = Path(folder) / chosen.file
+                write_program(copy.deepcopy(model).float(), chosen, file, self.names)
+                if chosen.name == "openvino":
+                    self.open = open_openvino(file, self.names, dtype)
+                    self.fixed = open_openvino(file, self.names, dtype, {"pixel_values": images.shape})
+                else:
+                    self.open = chosen.open(file, self.names)
+        except Exception as error:  # Exporters and runtimes raise errors of many types.
+            raise CompilationError(first_line(error)) from error
+
+    def accepts(self, shape: torch.Size) -> bool:
+        """Returns whether the program can process images of a shape."""
+        if len(shape) != 4 or shape[0] == 0 or shape[1] != self.channels:
+            return False
+        sides = zip(shape[2:], self.patch, self.least, strict=True)
+        return all(side % patch == 0 and side >= least * patch for side, patch, least in sides)
+
+    def __call__(self, pixel_values: Tensor) -> Any:
+        """Returns the outputs for images (B, C, H, W) in the class of the model output, with float32 tensors."""
+        run = self.fixed if self.fixed is not None and pixel_values.shape == self.shape else self.open
+        with self.lock:  # A program of OpenVINO has one set of buffers.
+            found = run({"pixel_values": pixel_values.float().contiguous()})
+        return self.kind(**{name: found[name] for name in self.names})
