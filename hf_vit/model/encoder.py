@@ -182,7 +182,8 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        self.is_causal = False  # the attention functions in transformers read this attribute
+        # The attention functions in transformers read these attributes. Reading a missing attribute of a module is slow.
+        self.is_causal, self.num_key_value_groups = False, 1
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
         has_split_bias = config.qkv_bias and not config.key_bias
@@ -422,7 +423,8 @@ class HfViTEncoder(nn.Module):
             cosine, sine = rotary
             queries_at_end = (0, 0, 0, hidden_states.shape[-2] - cosine.shape[-2])
             rotary = F.pad(cosine, queries_at_end, value=1.0), F.pad(sine, queries_at_end)
-        for number, layer in enumerate(self.layers[start:stop], start):
+        # A slice of a `ModuleList` would be a new module, which takes longer to create than a list.
+        for number, layer in enumerate([*self.layers][start:stop], start):
             mask = attention_mask if windows is None or number in self.global_layers else windows
             hidden_states = layer(hidden_states, rotary, mask, output_attentions)
         return hidden_states
