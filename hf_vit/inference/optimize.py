@@ -5,10 +5,12 @@ The speed of each variant is measured for the task and image size of the model. 
 
 import copy
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar, cast
 
@@ -20,7 +22,6 @@ from ..model.adapt_inputs import Size
 from ..model.configuration_hf_vit import to_pair
 from ..model.pretrained import HfViTPreTrainedModel, check_trained, version_of
 from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
-from .export.formats import Format
 from .export.programs import Bounds, comparison_sizes, example_inputs
 from .int8_linear import quantize_blocks
 from .runtimes import RuntimeProgram, installed_runtimes
@@ -249,8 +250,10 @@ def optimize_for_inference(
         search.compare(get_name(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
-    for chosen in installed_runtimes() if compile and part.device.type == "cpu" else []:
-        search.try_runtime(chosen)
+    if compile and part.device.type == "cpu":
+        with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
+            for runtime in installed_runtimes():
+                search.try_runtime(runtime, Path(folder))
     fast = sharing(part, forward=search.best, report=search.report)
     return sharing(model, _modules={**model._modules, "model": fast}, report=fast.report) if has_texts else fast
 
@@ -301,14 +304,14 @@ class Search:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
 
     @torch.no_grad()
-    def try_runtime(self, chosen: Format) -> None:
-        """Exports the model to another runtime, and keeps the program if it is faster and equal at another size."""
-        eager = self.best.eager if chosen.name == "openvino" else self.model
-        name = f"{get_name(eager.dtype) if chosen.name == 'openvino' else 'float32'}, {chosen.name}"
+    def try_runtime(self, runtime: str, folder: Path) -> None:
+        """Opens the model in another runtime, and keeps the program if it is faster and equal at another size."""
+        eager = self.best.eager if runtime == "openvino" else self.model
+        name = f"{get_name(eager.dtype) if runtime == 'openvino' else 'float32'}, {runtime}"
         batch, (rows, columns) = comparison_sizes(self.model, Bounds())[1]
         other = example_inputs(self.model, batch, (rows, columns))["pixel_values"].to(self.images)
         try:
-            program = RuntimeProgram(self.model, chosen, self.images, eager.dtype)
+            program = RuntimeProgram(self.model, self.images, folder, runtime, eager.dtype)
             candidate = self.candidate(eager, program, program.accepts)
             if not difference_of(candidate(other), self.model(other)) <= self.tolerance(candidate):
                 raise CompilationError(f"outputs differ for {batch} images of another size")

@@ -1,10 +1,9 @@
 """Run a model in OpenVINO or ONNX Runtime in the current process, with the outputs of the model.
 
-Shapes: B batch, C channels, H W pixels.
+Both open the same ONNX file. Shapes: B batch, C channels, H W pixels.
 """
 
 import copy
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -16,50 +15,52 @@ from torch import Tensor
 from ..model.configuration_hf_vit import to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from .ahead_of_time import CompilationError, first_line
-from .export.formats import FORMATS, Format, check_format, open_openvino, write_program
+from .export.formats import FORMATS, open_onnx, open_openvino, write_program
 from .export.programs import Run, min_grid
 
 
-RUNTIMES = ("openvino", "onnx")  # export formats
+RUNTIMES = ("openvino", "onnxruntime")  # names of packages
+WRITERS = ("onnx", "onnxscript")  # packages that write ONNX files
 
 
-def installed_runtimes() -> list[Format]:
-    """Returns the export formats in `RUNTIMES` whose packages are installed."""
-    return [FORMATS[name] for name in RUNTIMES if all(map(find_spec, FORMATS[name].packages))]
+def installed_runtimes() -> list[str]:
+    """Returns the installed runtimes, or an empty list if ONNX files cannot be written."""
+    return [name for name in RUNTIMES if all(map(find_spec, (name, *WRITERS)))]
 
 
 class RuntimeProgram:
-    """A model exported to another runtime. It accepts any batch size, and images of any number of whole patches.
+    """A model in another runtime. It accepts any batch size, and images of any number of whole patches.
 
     Args:
         model: Model in evaluation mode on a CPU.
-        chosen: The export format.
         images: Images (B, C, H, W). OpenVINO additionally compiles a program for their shape only, which is faster.
+        folder: Folder for the ONNX file, which is written if it does not exist.
+        runtime: Name of the runtime, one of `RUNTIMES`.
         dtype: Precision of OpenVINO, float32 or bfloat16. ONNX Runtime computes in float32.
 
     Raises:
-        CompilationError: if the runtime does not support the model or its outputs.
+        CompilationError: if the runtime does not support the model, its outputs or the image size.
     """
 
-    def __init__(self, model: HfViTPreTrainedModel, chosen: Format, images: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: HfViTPreTrainedModel, images: Tensor, folder: Path, runtime: str, dtype: torch.dtype
+    ) -> None:
         with torch.no_grad():
             template = model(pixel_values=images)
         self.kind, self.names, self.lock = type(template), tuple(template.keys()), Lock()
         self.channels, self.patch, self.least = images.shape[1], to_pair(model.config.patch_size), min_grid(model)
         if not self.accepts(images.shape) or not all(isinstance(value, Tensor) for value in template.values()):
-            raise CompilationError("images that are not whole patches, or outputs that are not tensors")
-        self.shape = images.shape
+            raise CompilationError("the image size is not supported, or an output is not a tensor")
+        self.shape, file = images.shape, folder / FORMATS["onnx"].file
         self.fixed: Run | None = None  # program for images of this shape
         try:
-            check_format(chosen.name)
-            with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
-                file = Path(folder) / chosen.file
-                write_program(copy.deepcopy(model).float(), chosen, file, self.names)
-                if chosen.name == "openvino":
-                    self.open = open_openvino(file, self.names, dtype)
-                    self.fixed = open_openvino(file, self.names, dtype, {"pixel_values": images.shape})
-                else:
-                    self.open = chosen.open(file, self.names)
+            if not file.exists():
+                write_program(copy.deepcopy(model).float(), FORMATS["onnx"], file, self.names)
+            if runtime == "openvino":
+                self.open = open_openvino(file, self.names, dtype)
+                self.fixed = open_openvino(file, self.names, dtype, {"pixel_values": images.shape})
+            else:
+                self.open = open_onnx(file, self.names)
         except Exception as error:  # Exporters and runtimes raise errors of many types.
             raise CompilationError(first_line(error)) from error
 

@@ -182,7 +182,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        # The attention functions in transformers read these attributes. Reading a missing attribute of a module is slow.
+        # The attention functions in transformers read these attributes. Reading a missing one is slow.
         self.is_causal, self.num_key_value_groups = False, 1
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)

@@ -52,7 +52,10 @@ class Arguments:
 
 def compose(folder: Path, images: list[dict[str, Any]], content: dict[str, Any], scale: float) -> tuple[Any, Boxes]:
     """Return a composite of images, and its objects. Each image has a random position in its cell of a grid."""
-    canvas, numbers = Image.new("RGB", (WIDTH, HEIGHT), (225, 215, 205)), [kind["id"] for kind in content["categories"]]
+    canvas, numbers = (
+        Image.new("RGB", (WIDTH, HEIGHT), (225, 215, 205)),
+        [own["id"] for own in content["categories"]],
+    )
     objects, draw = Boxes(), random.Random(images[0]["file_name"])
     for place, entry in enumerate(images):
         factor = scale if place % 2 else 1.0
@@ -84,7 +87,7 @@ def cut(canvas: Image.Image, objects: Boxes, draw: random.Random) -> tuple[Any, 
         visible = (moved[2] - moved[0]) * (moved[3] - moved[1])
         if visible >= MIN_VISIBLE * (box[2] - box[0]) * (box[3] - box[1]):
             seen.append((moved, label))
-    return canvas.crop((*corner, corner[0] + size[0], corner[1] + size[1])), seen
+    return canvas.crop((corner[0], corner[1], corner[0] + size[0], corner[1] + size[1])), seen
 
 
 def write_views(args: Arguments, content: dict[str, Any], images: list[dict[str, Any]]) -> None:
@@ -115,7 +118,7 @@ def main(args: Arguments) -> None:
     transformers.logging.set_verbosity_error()
     folder = Path(args.folder)
     content = json.loads((folder / "annotations.json").read_text(encoding="utf-8"))
-    images = content["images"][slice(*(args.images or [None]))]
+    images = content["images"] if args.images is None else content["images"][slice(*args.images)]
     if args.write is not None:
         write_views(args, content, images)
         return

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import pipeline
 
 import hf_vit
-from hf_vit.inference import optimize
-from hf_vit.inference.ahead_of_time import FlatOutputs
+from hf_vit.inference import optimize, runtimes
+from hf_vit.inference.ahead_of_time import CompilationError, FlatOutputs
+from hf_vit.inference.export.programs import min_grid
 from hf_vit.inference.int8_linear import Int8Linear
 from hf_vit.inference.optimize import FastForward, Trial
 
@@ -23,6 +24,7 @@ from ..helpers.versions import needs_int8_export
 
 
 RACE = optimize.race
+UNIVERSAL = {"universal_segmentation_config": {"num_queries": 5, "num_blocks": 1}}
 
 
 def make(kind: type = hf_vit.HfViTForImageClassification, **changes: Any) -> Any:
@@ -42,6 +44,7 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the time measurement: every candidate appears twice as fast as the previous best."""
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
+    monkeypatch.setattr(runtimes, "RUNTIMES", ())  # Exports take seconds.
 
 
 @pytest.mark.slow
@@ -81,6 +84,96 @@ def test_compiled_programs_answer_as_the_model_does(quantizes: bool, tmp_path: P
             TypeError, match=r"compiled for this process and cannot be pickled\. Pickle the original model"
         ):
             pickles(fast)
+
+
+def optimize_in(runtime: str, model: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, list[Trial]]:
+    """Return the optimized model and the trials after that of torch.compile, which is skipped."""
+
+    def skip(*_: Any) -> None:
+        raise CompilationError("skipped")
+
+    monkeypatch.setattr(optimize, "compile_here", skip)
+    monkeypatch.setattr(runtimes, "RUNTIMES", (runtime,))
+    fast = hf_vit.optimize_for_inference(model, batch_size=2, **options)
+    names = [trial.name for trial in fast.report.trials]
+    return fast, fast.report.trials[1 + names.index(next(name for name in names if name.endswith("compiled"))) :]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "dtype", "tolerance"),
+    [
+        ("onnxruntime", hf_vit.HfViTForImageClassification, "float32", 1e-4),
+        ("openvino", hf_vit.HfViTModel, "bfloat16", 5e-2),
+        pytest.param("openvino", hf_vit.HfViTForUniversalSegmentation, "float32", 1e-4, marks=pytest.mark.nightly),
+    ],
+)
+def test_other_runtimes_answer_as_the_model_does(
+    runtime: str, kind: type, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip(runtime)
+    model = make(kind, **UNIVERSAL)
+    fast, (trial,) = optimize_in(runtime, model, monkeypatch, dtype=dtype)
+    assert (trial.name, trial.kept) == (f"{dtype}, {runtime}", True), str(fast.report)
+    assert fast.report.best is trial
+    fast.forward.eager = None  # fails if the program is not used
+    for images in (images_of(), images_of(3), images_of(1, 16, 48), images_of(2).transpose(2, 3)):
+        outputs, expected = fast(images), model(images)
+        assert type(outputs) is type(expected)
+        assert outputs.keys() == expected.keys()
+        for name, value in expected.items():
+            assert outputs[name].dtype == value.dtype
+            assert largest_difference(outputs[name], value) < tolerance, (name, tuple(images.shape))
+
+
+def test_a_model_of_another_runtime_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    model = make()
+    fast, _ = optimize_in("onnxruntime", model, monkeypatch, dtype="float32")
+    outputs = fast(images_of(), output_hidden_states=True)
+    assert len(outputs.hidden_states) == len(model(images_of(), output_hidden_states=True).hidden_states)
+    least = min_grid(model)[0] * 8
+    for images in (images_of(1, 8, 8), images_of(1, least, least)):
+        assert largest_difference(fast(images).logits, model(images).logits) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("gain", "reason"), [(1.01, "speedup 1.01"), (2.0, "outputs differ by"), (2.0, "another size")]
+)
+def test_a_slower_or_unequal_runtime_is_not_used(gain: float, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Program:
+        """A program with errors at one image size."""
+
+        def __init__(self, model: Any, images: Tensor, *_: Any) -> None:
+            self.model, self.shape, self.is_fitting = model, images.shape, "size" not in reason
+
+        def accepts(self, shape: torch.Size) -> bool:
+            return True
+
+        def __call__(self, images: Tensor) -> Any:
+            outputs = self.model(images)
+            is_wrong = gain == 2 and (images.shape == self.shape) == self.is_fitting
+            return type(outputs)(logits=outputs.logits * (1 + is_wrong))
+
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, gain))
+    monkeypatch.setattr(optimize, "RuntimeProgram", Program)
+    fast, (trial,) = optimize_in("onnxruntime", make(), monkeypatch, dtype="float32")
+    assert not trial.kept
+    assert reason in trial.note
+    assert fast.report.best.name == "as given, float32"
+
+
+def test_a_missing_or_failing_runtime_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise NotImplementedError("unknown operator")
+
+    monkeypatch.setattr(runtimes, "write_program", fail)
+    fast, (trial,) = optimize_in("onnxruntime", make(), monkeypatch, dtype="float32")
+    assert (trial.kept, trial.note) == (False, "NotImplementedError: unknown operator")
+    monkeypatch.setattr(runtimes, "find_spec", lambda _: None)
+    fast, trials = optimize_in("onnxruntime", make(), monkeypatch, dtype="float32")
+    assert not trials
+    assert torch.equal(fast(images_of()).logits, make()(images_of()).logits)
 
 
 def test_what_torch_compiles_is_pickled_without_its_program() -> None:

@@ -1,6 +1,8 @@
 """Export formats, each with a function that writes a program and a function that opens it in its runtime."""
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +97,15 @@ def as_arrays(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in inputs.items()}
 
 
+def disable_telemetry() -> None:
+    """Makes ONNX Runtime and OpenVINO send no telemetry, unless they are already imported."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # As if it were not installed
+
+
 def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
     """Opens an ONNX file on the CPU."""
+    disable_telemetry()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -116,6 +125,7 @@ def open_openvino(
 
     Without `dtype`, float32 or bfloat16, OpenVINO would choose the precision.
     """
+    disable_telemetry()
     import openvino
 
     core, precision = openvino.Core(), "bf16" if dtype == torch.bfloat16 else "f32"
@@ -202,6 +212,7 @@ def write_program(
     if chosen.write is not None:
         chosen.write(trace(model, chosen, outputs), file, outputs or output_names(model))
         return
+    disable_telemetry()
     from transformers.exporters.auto import get_exporter_class
 
     program, inputs, sizes = tracing_inputs(model, chosen, outputs)
