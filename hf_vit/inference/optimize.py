@@ -1,4 +1,4 @@
-"""Optimize a model for inference on the current machine by lower precision, compilation and int8.
+"""Optimize a model for inference on the current machine by lower precision, compilation, int8 and other runtimes.
 
 The speed of each variant is measured for the task and image size of the model. Only faster variants are used.
 """
