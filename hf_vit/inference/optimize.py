@@ -251,9 +251,7 @@ def optimize_for_inference(
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
     if compile and part.device.type == "cpu":
-        with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
-            for runtime in installed_runtimes():
-                search.try_runtime(runtime, Path(folder))
+        search.try_runtimes()
     fast = sharing(part, forward=search.best, report=search.report)
     return sharing(model, _modules={**model._modules, "model": fast}, report=fast.report) if has_texts else fast
 
@@ -302,6 +300,12 @@ class Search:
             self.report.trials.append(Trial(name, None, None, None, False, str(error)))
         else:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
+
+    def try_runtimes(self) -> None:
+        """Tries all installed runtimes."""
+        with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
+            for runtime in installed_runtimes():
+                self.try_runtime(runtime, Path(folder))
 
     @torch.no_grad()
     def try_runtime(self, runtime: str, folder: Path) -> None:

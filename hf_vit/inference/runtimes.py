@@ -47,10 +47,10 @@ class RuntimeProgram:
     ) -> None:
         with torch.no_grad():
             template = model(pixel_values=images)
-        self.kind, self.names, self.lock = type(template), tuple(template.keys()), Lock()
         self.channels, self.patch, self.least = images.shape[1], to_pair(model.config.patch_size), min_grid(model)
         if not self.accepts(images.shape) or not all(isinstance(value, Tensor) for value in template.values()):
             raise CompilationError("the image size is not supported, or an output is not a tensor")
+        self.kind, self.names, self.lock = type(template), tuple(template.keys()), Lock()
         self.shape, file = images.shape, folder / FORMATS["onnx"].file
         self.fixed: Run | None = None  # program for images of this shape
         try:
