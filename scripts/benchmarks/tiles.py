@@ -47,7 +47,6 @@ class Arguments:
     images: list[int] | None = field(default=None, metadata={"help": "first image and the one after the last"})
     write: str | None = field(default=None, metadata={"help": "folder of a data set to write, instead of comparing"})
     views: int = field(default=320, metadata={"help": "number of images to write"})
-    picture: str | None = field(default=None, metadata={"help": "file for a picture of the first composite in tiles"})
 
 
 def compose(folder: Path, images: list[dict[str, Any]], content: dict[str, Any], scale: float) -> tuple[Any, Boxes]:
