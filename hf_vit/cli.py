@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "train a model for a task, or pretrain one on unlabeled images",
     "pretrain": "pretrain on your images and measure the gain on labeled ones",
     "evaluate": "evaluate a saved model on a dataset",
+    "calibrate": "calibrate the scores of a saved model on held-out images",
     "predict": "predict labels, segments, depth, objects or keypoints of images",
     "search": "rank images by their similarity to a text",
     "serve": "serve models over HTTP, with a page to try them",

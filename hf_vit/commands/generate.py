@@ -25,6 +25,7 @@ from ..options.names import recipes_of
 from ..training.tasks import TASKS
 from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
 from . import features, models
+from .calibrate import calibrate
 from .convert import convert
 from .info import info
 from .push import push
@@ -47,6 +48,7 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.serve: ("models",),
     push: ("folder", "repo_id"),
     info: ("model",),
+    calibrate: ("model", "data"),
 }
 # Option groups on the short help pages of training, evaluation and feature extraction, in the order of the pages
 TRAINING = ("Data", "Model", "Training", "Output")

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
+from ..model.calibration import HfViTCalibrationConfig
 
 
 # Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
@@ -211,12 +212,17 @@ class BaseEvaluator(ABC):
     class_score = ""  # Name of the score per class that is drawn as a bar chart.
     tries = False  # Whether a separate evaluation chooses the score threshold.
     can_split_batch = False  # Whether a batch can be split between several GPUs of one process.
+    has_offset = False  # Whether calibration fits an offset in addition to the temperature.
+    has_sets = False  # Whether calibration fits sets of classes, and the error rate of answered images is drawn.
     caption = "Image, truth and prediction"  # Caption of the figure that `draw` creates; empty if it draws nothing.
 
     processor: BaseImageProcessor
     metric: StreamedMetric
     is_choosing: bool = field(init=False, default=False)  # Whether the current evaluation chooses the score threshold.
     threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
+    calibration: HfViTCalibrationConfig = field(init=False, default_factory=HfViTCalibrationConfig)  # of the model
+    fitted_split: str = field(init=False, default="")  # Split on which this run fitted the calibration, if any.
+    calibration_scores: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # before and after
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
         """Compute reference data, such as features of training images, before `trainer` starts an evaluation."""
@@ -240,6 +246,13 @@ class BaseEvaluator(ABC):
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
+
+    def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return logits and labels of the last evaluation for `fit_scaling`, or None if the task is not calibrated.
+
+        If the model is calibrated, so are the logits.
+        """
+        return None
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""

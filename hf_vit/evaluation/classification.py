@@ -107,6 +107,11 @@ class LogitsMetric(StreamedMetric):
         """Return the logits (K,) and the target of an image."""
         return prediction.numpy(force=True), target
 
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the logits (N, K) and the labels (N,) or (N, K) of all images added so far."""
+        logits, labels = zip(*self.records, strict=True)
+        return torch.from_numpy(np.stack(logits)), torch.from_numpy(np.array(labels))
+
 
 class ClassificationMetric(LogitsMetric):
     """Scores of `image_classification_metrics`, including `loss`, and the confusion matrix."""

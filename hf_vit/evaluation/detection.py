@@ -108,9 +108,9 @@ class CocoMetric(StreamedMetric):
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best F1 at an IoU of 0.5."""
-        return find_best_threshold(self._all_matched())
+        return find_best_threshold(self.all_matched())
 
-    def _all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
+    def all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
         """Return the matches of each image, in an order that does not depend on the number of processes."""
         return [
             Matches(
@@ -303,12 +303,12 @@ class DetectionMetric(ClassMetric):
 
         With few images or objects, thresholds with and without NMS are compared by their F1 in cross-validation.
         """
-        plain = self._all_matched()
+        plain = self.all_matched()
         is_small = len(plain) < FEW_IMAGES or sum(image.num_objects for image in plain) < FEW_OBJECTS
         choose = cross_fitted_threshold if is_small and len(plain) >= FOLDS else find_best_threshold
         best = choose(plain)
         for overlap, is_class_agnostic in NMS_TRIED:
-            found = choose(self._all_matched(overlap, is_class_agnostic))
+            found = choose(self.all_matched(overlap, is_class_agnostic))
             if best is not None and found is not None and found.quality > best.quality * (1 + NMS_GAIN):
                 best = found._replace(nms=overlap, is_class_agnostic=is_class_agnostic)
         return best

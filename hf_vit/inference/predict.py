@@ -33,6 +33,15 @@ from .writers import LABELED, ZERO_SHOT, Writer, draw_label_below, find_writer
 
 logger = logging.get_logger(__name__)
 BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # tasks whose pipelines accept a batch size
+OPTIONS = (
+    "threshold",
+    "nms_threshold",
+    "subtask",
+    "top_k",
+    "candidate_labels",
+    "tile_size",
+    "overlap",
+)  # of any
 MAX_TILES = 100  # maximum number of images that `predict_files` draws into `picture`
 ROWS_PER_SHARD = 4096  # default for several processes
 PICTURE = "_picture.png"  # file name suffix of the picture of one image
@@ -53,6 +62,7 @@ def predict_files(
     subtask: Annotated[str | None, ("panoptic", "instance", "semantic")] = None,
     tile_size: Annotated[int | None, COUNT] = None,
     overlap: Annotated[float | None, SHARE_LEFT_OUT] = None,
+    options: dict[str, Any] | None = None,
     rows_per_shard: Annotated[int | None, COUNT] = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
@@ -66,8 +76,7 @@ def predict_files(
         model: Folder of a saved model, or its name on the Hub.
         inputs: Images, videos, http(s) URLs, folders, or parquet files, tar files and tables with images.
         output_dir: Folder for the predictions and a picture of each image, or for parquet files.
-        picture: File for a picture of the first 100 images, or for a labeled video such as labeled.mp4; further
-            pages and videos are named `name-2.png` and so on.
+        picture: File for a picture of the first 100 images, or a labeled video such as labeled.mp4; then name-2.png.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification), objects (keypoints) or tiles per forward pass.
         threshold: Minimum score of a segment, object or keypoint; by default the value selected in training, else 0.5.
@@ -77,16 +86,16 @@ def predict_files(
         subtask: "panoptic", "instance" or "semantic"; by default the subtask of the image processor.
         tile_size: Side length in pixels of tiles, for small objects and details in large images; by default no tiles.
         overlap: Overlap of neighboring tiles as a share of their size; 0.2 by default.
-        rows_per_shard: Write parquet files with the predictions of N images or videos each into output_dir. An
-            interrupted run is resumed by the same command. The default is 4096 for several processes.
-        optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
+        options: Further options of the pipeline call, as JSON, such as '{"coverage": 0.95}' or '{"max_missed": 0.1}'.
+        rows_per_shard: Number of images or videos per parquet file in output_dir; 4096 for several processes.
+        optimize: Whether to optimize a model of hf_vit first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code stored with the model. hf_vit and transformers models need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
 
     Yields:
-        For each image, a JSON-compatible dictionary with `file`, the prediction, and the files in `written`. The
-        dictionary contains `best_score` if no score is above the threshold, and `error` if a file cannot be read.
-        Frames also have `frame` and `seconds`. For parquet files, a dictionary for each written file.
+        For each image, a JSON-compatible dictionary with `file`, the prediction, the files in `written`, `best_score`
+        if no score is above the threshold, `error` if the file cannot be read, and `frame` and `seconds` of a frame.
+        For parquet files, a dictionary for each written file.
 
     Raises:
         ImportError: if a package for pictures is missing.
@@ -94,10 +103,10 @@ def predict_files(
         ValueError: if there are no images, an option is invalid, code is not trusted, or a file would be replaced.
     """
     places = Places(output_dir, picture, boxes, rows_per_shard, overwrite)
-    given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask}
-    given |= {"top_k": top_k, "candidate_labels": labels and list(labels), "tile_size": tile_size, "overlap": overlap}
+    given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "tile_size": tile_size}
+    given |= {"subtask": subtask, "candidate_labels": labels and list(labels), "top_k": top_k, "overlap": overlap}
     opening = {"batch_size": batch_size, "optimize": optimize, "trust_remote_code": trust_remote_code}
-    yield from _predict(model, [os.fspath(path) for path in inputs], places, given, opening)
+    yield from _predict(model, [os.fspath(path) for path in inputs], places, given | (options or {}), opening)
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,9 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     check_tiles(given["tile_size"], given["overlap"], str(name))
+    own = writer.options if writer is not None and config.get("model_type") == "hf_vit" else {}
+    if unknown := [option for option in given if option not in (*OPTIONS, *own)]:
+        raise ValueError(f"{model}, a {name}, has no option {unknown[0]!r}. Remove it from --options.")
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which is not supported. Give a model for image classification, "

@@ -134,13 +134,19 @@ def labels_of(config: Config) -> list[str]:
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
     """Return the image with the most likely label, the score of this label, and a caption below the image."""
+    if not answer:
+        return draw_label_tile(image, "no label", caption)
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
 
+def _label_of(line: Mapping[str, Any]) -> str:
+    return "no label" if line["label"] is None else f"{line['label']} ({line['score']:.3g})"
+
+
 def draw_label_below(image: Image.Image, line: Mapping[str, Any], caption: str) -> Image.Image:
     """Return the image with the label and score, or the text, of its printed line, and a caption below."""
-    text = line["caption"] if "caption" in line else f"{line['label']} ({line['score']:.3g})"
+    text = line["caption"] if "caption" in line else _label_of(line)
     return arrange_tiles([_fitted(image), draw_text(text, "black"), draw_text(caption)], columns=1, margin=0)
 
 
@@ -379,10 +385,10 @@ _TEXTS = Writer(
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
         "image-classification",
-        lambda answer, _: {**answer[0], "top_k": answer},
+        lambda answer, _: {**(answer[0] if answer else {"label": None, "score": None}), "top_k": answer},
         draw_label,
-        options={"top_k": None},
-        columns={**SCORED, "top_k": List(SCORED)},
+        options=dict.fromkeys(("top_k", "coverage", "set_method", "abstain_below", "similarity")),
+        columns={**SCORED, "similarity": NUMBER, "top_k": List({**SCORED, "similarity": NUMBER})},
     ),
     "ForSemanticSegmentation": replace(
         _SEGMENTS,
@@ -399,7 +405,7 @@ WRITERS: Mapping[str, Writer] = {
         lambda answer, config: {"objects": answer},
         partial(draw_over, overlay_objects),
         {"_objects.csv": write_objects},
-        options={"threshold": THRESHOLD, "nms_threshold": None},
+        options={"threshold": THRESHOLD, "nms_threshold": None, "max_missed": None},
         task_config="detection_config",
         columns={"objects": List({**SCORED, "box": BOX})},
         overlay=overlay_objects,

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
+from .calibration import HfViTCalibrationConfig, calibrate
 from .configuration_hf_vit import INSTALL_COMMAND, PROPERTIES, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
@@ -297,7 +298,21 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         if mode:
             self._initialized_versions = {}  # fused optimizers change weights without increasing the version counter
+            if self.config.calibration_config is not None:
+                logger.warning_once("Training mode removes the calibration. Calibrate the trained model again.")
+                self.config.calibration_config = None
         return super().train(mode)
+
+    @property
+    def calibration(self) -> HfViTCalibrationConfig:
+        """Values fitted on held-out images for this class of models; the defaults if there are none."""
+        options = HfViTCalibrationConfig.of(self.config.calibration_config)
+        return options if options.model_class == type(self).__name__ else HfViTCalibrationConfig()
+
+    def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
+        """Returns calibrated logits (..., K), see `calibrate`; the same logits in training mode or if disabled."""
+        options = self.calibration
+        return calibrate(logits, options, has_no_object) if options.enabled and not self.training else logits
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

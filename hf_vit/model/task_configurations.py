@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .calibration import HfViTCalibrationConfig
 from .nested_options import HfViTMultiTaskConfig, HfViTTaskConfig, check_activation, option
 
 
@@ -645,6 +646,7 @@ class HfViTTaskFields(PreTrainedConfig):
         contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
         caption_config: Options of `HfViTForImageTextToText`.
         multi_task_config: Heads of `HfViTForMultiTask`.
+        calibration_config: Calibration of the scores of the saved model, a `HfViTCalibrationConfig`.
     """
 
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
@@ -659,6 +661,7 @@ class HfViTTaskFields(PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
     caption_config: HfViTCaptionConfig | dict[str, Any] | None = None
     multi_task_config: HfViTMultiTaskConfig | dict[str, Any] | None = None
+    calibration_config: HfViTCalibrationConfig | dict[str, Any] | None = None
 
 
 # Maps each task field of `HfViTConfig` to the class of its options.

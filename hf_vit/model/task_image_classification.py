@@ -11,15 +11,17 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ImageClassificationPipeline, Pipeline
+from transformers import BatchFeature, ImageClassificationPipeline, Pipeline
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .adapt_inputs import HfViTInputSized
+from .calibration import SET_METHODS, SIMILARITIES, TrainingFeatures, find_threshold, nonconformity
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
+from .nested_options import check_thresholds
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel, version_of
 from .shared import can_read_values, check_class_numbers, check_shape, to_float32_or_higher
@@ -148,7 +150,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         """
         if num_labels < 0:
             raise ValueError(f"num_labels={num_labels} must be at least 0; 0 removes the classifier.")
-        self.config.num_labels = num_labels
+        self.config.num_labels, self.config.calibration_config = num_labels, None
         self.classifier = self._draw_classifier(self.config.pooled_size)
         if self.distillation_classifier is not None:
             self.distillation_classifier = self._draw_classifier(self.config.hidden_size)
@@ -216,7 +218,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             raise ValueError("The model has no classifier to train. Call reset_classifier(num_labels) first.")
         return HfViTImageClassifierOutput(
             loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
-            logits=logits,
+            logits=self.calibrated(logits),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cls_logits=cls_logits,
@@ -225,14 +227,70 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 
 
 class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
-    """Image classification pipeline with batched image processing; see `BatchedImagePipeline`."""
+    """Image classification pipeline with batched image processing; see `BatchedImagePipeline`.
+
+    The following arguments, also of a call, require a model that was calibrated on held-out images.
+
+    Args:
+        coverage: Probability, in (0, 1), that the returned labels contain the correct one. The number of labels of an
+            image depends on the image, and replaces `top_k`.
+        set_method: "thr" (smallest sets on average) or "aps" (more even coverage of easy and hard images).
+        abstain_below: Score in (0, 1). If no label has this score, the result is an empty list.
+        similarity: True or "mahalanobis", or "knn", to add `similarity` to each label: the share of held-out images
+            that are at least as far from the training images. It is near 0 for images unlike those of training.
+    """
 
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
+    training_features: TrainingFeatures | None = None
+
+    def _sanitize_parameters(
+        self,
+        coverage: float | None = None,
+        set_method: str | None = None,
+        abstain_below: float | None = None,
+        similarity: bool | str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        check_thresholds(coverage=coverage, abstain_below=abstain_below)
+        if set_method not in (None, *SET_METHODS):
+            raise ValueError(f"set_method={set_method!r} must be one of {', '.join(SET_METHODS)}.")
+        own = {"coverage": coverage, "set_method": set_method, "abstain_below": abstain_below}
+        if coverage is not None and self.model.config.problem_type not in (None, "single_label_classification"):
+            raise ValueError(
+                f"coverage={coverage} requires one label per image, not {self.model.config.problem_type}."
+            )
+        kind = SIMILARITIES[0] if similarity is True else similarity or None
+        if kind not in (None, *SIMILARITIES):
+            raise ValueError(f"similarity={similarity!r} must be True or one of {', '.join(SIMILARITIES)}.")
+        shared = {} if kind is None else {"similarity": kind}
+        return (
+            preprocess,
+            forward | shared,
+            postprocess | {key: own[key] for key in own if own[key] is not None} | shared,
+        )
+
+    def run_model(self, inputs: BatchFeature, *_: Any, similarity: str | None = None, **forward: Any) -> Any:
+        """Returns the outputs of the model or, for `similarity`, logits (B, K) and pooled vectors (B, D)."""
+        if similarity is None:
+            return super().run_model(inputs, **forward)
+        if self.fast_model is not None:
+            raise ValueError(f"similarity={similarity!r} requires the original model. Omit optimize.")
+        outputs = self.model.base_model(**inputs, return_dict=True)
+        return {"logits": self.model(encoder_outputs=outputs).logits, "pooled": outputs.pooler_output}
 
     def decode(
-        self, outputs: Any, parts: list[ModelInput], function_to_apply: Any = None, top_k: int = 5
+        self,
+        outputs: Any,
+        parts: list[ModelInput],
+        function_to_apply: Any = None,
+        top_k: int = 5,
+        coverage: float | None = None,
+        set_method: str = "thr",
+        abstain_below: float = 0.0,
+        similarity: str | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """Returns the `top_k` labels of each image with their scores, in descending order of score."""
+        """Returns the `top_k` labels or the set of labels of each image, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)
         # Choose the activation in the same way as the pipeline in the latest version of transformers.
         is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
@@ -241,8 +299,26 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         if function != "none":
             scores = scores.sigmoid() if function == "sigmoid" else scores.softmax(dim=-1)
         found = scores.sort(dim=-1, descending=True, stable=True)
-        values, labels = (part[:, :top_k].tolist() for part in (found.values, found.indices))
+        counts = [top_k] * len(scores)
+        if coverage is not None:
+            options, logits = self.model.calibration, outputs["logits"].float()
+            uncalibrated = logits * options.temperature if options.enabled else logits
+            thresholds = vars(options)[f"{set_method}_thresholds"]
+            least = find_threshold("coverage", coverage, options.coverages, thresholds, is_least=True)
+            kept = nonconformity(uncalibrated, set_method) <= least
+            counts = kept.sum(dim=-1).tolist()  # the sets contain the most likely labels
+        alike: list[dict[str, float]] = [{}] * len(scores)
+        if similarity is not None:
+            self.training_features = self.training_features or TrainingFeatures.load(self.model.name_or_path)
+            found_alike = self.training_features.similarity(outputs["pooled"], similarity)
+            alike = [{"similarity": value} for value in found_alike.tolist()]
         return [
-            [{"label": config.id2label[label], "score": score} for label, score in zip(*pair, strict=True)]
-            for pair in zip(labels, values, strict=True)
+            [
+                {"label": config.id2label[label], "score": score, **own}
+                for label, score in zip(labels[:count], values[:count], strict=True)
+                if values[0] >= abstain_below
+            ]
+            for labels, values, count, own in zip(
+                found.indices.tolist(), found.values.tolist(), counts, alike, strict=True
+            )
         ]

@@ -23,6 +23,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .adapt_inputs import HfViTInputSized, as_parameter
+from .calibration import find_threshold
 from .configuration_hf_vit import HfViTConfig
 from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
 from .embeddings import Grid, positions_of_batch, resample_to_grid
@@ -30,6 +31,7 @@ from .encoder import HfViTEncoder
 from .image_targets import encode_boxes
 from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel
+from .nested_options import check_thresholds
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel
 from .shared import (
@@ -467,8 +469,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
         hidden_states, blocks = self.model.start_blocks(pixel_values, patch_attention_mask, **kwargs)
-        is_deformable = self.options.decoder == "deformable"
-        if is_deformable:
+        if is_deformable := self.options.decoder == "deformable":
             predictions, last_hidden_state = self._predict_from_levels(hidden_states, blocks, labels, **kwargs)
         else:
             predictions, last_hidden_state = self._predict_from_queries(hidden_states, blocks)
@@ -484,12 +485,13 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             num_groups = self.options.num_groups if self.training and is_deformable else 1
             loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions
+        logits = self.calibrated(result.logits, class_loss_of(self.options) == "cross_entropy")
         return HfViTObjectDetectionOutput(
             loss=loss,
             loss_dict=loss_dict,
-            logits=result.logits,
+            logits=logits,
             pred_boxes=result.boxes,
-            probabilities=class_probabilities(result.logits, class_loss_of(self.options)),
+            probabilities=class_probabilities(logits, class_loss_of(self.options)),
             auxiliary_outputs=[{"logits": logits, "pred_boxes": boxes} for logits, boxes in earlier] or None,
             last_hidden_state=last_hidden_state,
         )
@@ -547,7 +549,8 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
     """Object detection pipeline with batched image processing, see `BatchedImagePipeline`.
 
     The default `threshold` is the one selected in the training run. `nms_threshold` enables non-maximum suppression,
-    see `post_process_object_detection`.
+    see `post_process_object_detection`. Instead of `threshold`, `max_missed` is the expected share of the objects of
+    an image that may be missed (at an IoU of 0.5), for a model that was calibrated on held-out images.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
@@ -558,7 +561,14 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
         """Whether `join_tiles` needs the whole image: True, because large objects do not fit into a tile."""
         return True
 
-    def _sanitize_parameters(self, nms_threshold: float | None = None, **kwargs: Any) -> Any:
+    def _sanitize_parameters(
+        self, nms_threshold: float | None = None, max_missed: float | None = None, **kwargs: Any
+    ) -> Any:
+        if max_missed is not None:
+            check_thresholds(max_missed=max_missed)
+            options = self.model.calibration
+            known = options.missed_shares, options.missed_thresholds
+            kwargs["threshold"] = find_threshold("max_missed", max_missed, *known, is_least=False)
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
 

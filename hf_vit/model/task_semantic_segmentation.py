@@ -354,7 +354,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
                 loss = loss + self.options.auxiliary_loss_weight * auxiliary_loss
         return HfViTSemanticSegmenterOutput(
             loss=loss,
-            logits=logits,
+            logits=self.calibrated(logits),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             auxiliary_logits=auxiliary_logits,

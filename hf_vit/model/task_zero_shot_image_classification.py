@@ -454,7 +454,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         loss = None
         if return_loss:
             loss = contrastive_loss(image_embeds, text_embeds, head.logit_scale, head.logit_bias)
-        logits = None if self.training and return_loss else head(image_embeds, text_embeds)  # (B, T)
+        logits = None if self.training and return_loss else self.calibrated(head(image_embeds, text_embeds))  # (B, T)
         return CLIPOutput(
             loss=loss,
             logits_per_image=logits,
@@ -496,7 +496,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
             logits = self.fast_model(**texts, **inputs).logits_per_image
         else:
             images = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
-            logits = self.model.contrastive_head(images, text_features)
+            logits = self.model.calibrated(self.model.contrastive_head(images, text_features))
         return {"logits": logits, "candidate_labels": candidate_labels}
 
     def decode(self, outputs: Any, parts: list[ModelInput]) -> list[list[dict[str, Any]]]:

@@ -147,6 +147,11 @@ class TaskArguments(SourceArguments):
         False,
         "Initialize the patch embedding of a new model by whitening training patches, which speeds up learning.",
     )
+    calibrate: bool = model_option(
+        True,
+        "Fit a temperature of the scores, and prediction sets of classes, on the validation images, if there are any. "
+        "Only for tasks with class scores.",
+    )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`
 

@@ -15,6 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
 from ..evaluation.base import BaseEvaluator, Threshold
+from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
 from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
 from .output_folder import AVERAGE_FOLDER
@@ -88,6 +89,7 @@ class EvaluatorTrainer(HfViTTrainer):
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
+        self.evaluator.calibration = self.plain_model.calibration
         self._losses = []
         predictions = None if is_average else self.predictions
         with self.averaged_threshold() if is_average else nullcontext(), replaced(self, predictions=predictions):
@@ -103,6 +105,23 @@ class EvaluatorTrainer(HfViTTrainer):
     def evaluating_with(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
         """Context manager within which evaluations use the given evaluator, and skip the averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
+
+    def calibrate(self, examples: TargetDataset) -> bool:
+        """Fit the calibration of the model on held-out images, and return whether the task has scores to calibrate.
+
+        Training, losses and averaged weights are not changed.
+        """
+        config = self.plain_model.config
+        config.calibration_config, self._found_at_step = None, -1  # thresholds of other scores do not apply
+        with self.evaluating_with(self.evaluator):
+            self.predict(examples, metric_key_prefix=CHOOSING)
+        data, self._found_at_step = self.evaluator.calibration_data(), -1
+        if data is None or len(data[1]) < LEAST_FITTED:
+            return False
+        fitted: dict[str, Any] = {"num_images": len(examples), **fit_scaling(*data, self.evaluator.has_offset)}
+        fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
+        config.calibration_config = {"model_class": type(self.plain_model).__name__, **fitted}
+        return True
 
     def choose_threshold(self) -> None:
         """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.
@@ -133,15 +152,16 @@ class EvaluatorTrainer(HfViTTrainer):
 
     @contextmanager
     def averaged_threshold(self) -> Iterator[None]:
-        """Context manager that sets the threshold chosen for the averaged weights, if any."""
-        if True not in self.thresholds:
-            yield
-            return
-        self._set_threshold(self.thresholds[True])
-        try:
-            yield
-        finally:
-            self._set_threshold(self.thresholds[False])
+        """Context manager that sets the threshold chosen for the averaged weights, if any, without calibration."""
+        with replaced(self.plain_model.config, calibration_config=None):
+            if True not in self.thresholds:
+                yield
+                return
+            self._set_threshold(self.thresholds[True])
+            try:
+                yield
+            finally:
+                self._set_threshold(self.thresholds[False])
 
     def mean_loss(self) -> float:
         """Return the weighted mean loss of all evaluated images."""

@@ -26,6 +26,7 @@ from transformers.utils import (
 )
 
 from .. import model as travelling
+from ..model.calibration import SIMILARITY_FILE
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
 from ..outputs import LOCK_NAME, FolderState, find_folder_state, flush_folder
 from .checkpoints import last_checkpoint, on_first_process, resolve_checkpoint
@@ -51,6 +52,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME)
 REPORT_FILES = (
     *(CARD, RECIPE_NAME, TRAINING_ARGS_JSON, TRAINER_STATE_NAME, "train_results.json", "all_results.json"),
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
+    *("*_calibration.json", "*_calibration.png", SIMILARITY_FILE),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
 SPLITS = ("train", "validation", "test")  # names that may replace the leading * of patterns in REPORT_FILES

@@ -143,6 +143,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.name = name
         self.model = model.requires_grad_(False)
+        if model.config.model_type == HfViTConfig.model_type:
+            model.config.calibration_config = None  # students learn the logits of the training loss
         self.view = view
         self.eval()
 

@@ -13,6 +13,7 @@ from .figures import PictureFile, add_legend, new_figure
 MAX_COUNTED = 20  # A confusion matrix with more classes than this is drawn without numbers.
 MAX_NAMED = 60  # A confusion matrix with more classes than this is drawn without class names.
 MAX_CURVES = 10  # Maximum number of curves that each have a different color.
+NUM_BINS = 15  # Bins of a reliability diagram.
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
@@ -143,3 +144,39 @@ def _draw_lines(axes: Axes, log_history: Sequence[dict[str, Any]], labels: dict[
     axes.set(xlabel="step", title=title)
     if any(labels.values()) and axes.lines:
         axes.legend(frameon=False, fontsize=8)
+
+
+def draw_calibration(
+    before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray], file: PictureFile, has_risk: bool
+) -> None:
+    """Draw a reliability diagram before and after calibration and, if requested, the error rate over the coverage.
+
+    Args:
+        before: Scores (N,) of uncalibrated predictions, and whether they are correct (N,).
+        after: The same for calibrated predictions.
+        file: Output file; the suffix determines the format.
+        has_risk: Whether to draw the error rate of the most confident predictions over their share of all images.
+    """
+    figure = new_figure(9 if has_risk else 4.8, 4.2)
+    panels = np.atleast_1d(figure.subplots(1, 1 + has_risk))
+    panels[0].plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
+    for (scores, is_correct), label, color in ((before, "before", "tab:orange"), (after, "after", "tab:blue")):
+        bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
+        counts = np.bincount(bins, minlength=NUM_BINS)
+        used, divisor = counts > 0, np.maximum(counts, 1)
+        means, shares = (np.bincount(bins, own, NUM_BINS) / divisor for own in (scores, is_correct.astype(float)))
+        panels[0].plot(means[used], shares[used], color=color, linewidth=1, label=label)
+        panels[0].scatter(means[used], shares[used], s=8 + 150 * counts[used] / len(scores), color=color, alpha=0.6)
+    panels[0].set(xlabel="score", ylabel="share of correct predictions", xlim=(0, 1), ylim=(0, 1))
+    panels[0].legend(frameon=False, fontsize=8, loc="upper left", title="area: number of predictions")
+    if has_risk:
+        scores, is_correct = after
+        order, counts = np.argsort(-scores, kind="stable"), np.arange(1, len(scores) + 1)
+        panels[1].plot(counts / len(scores), np.cumsum(~is_correct[order]) / counts, linewidth=1.5, label="by score")
+        panels[1].axhline(1 - is_correct.mean(), color="gray", linestyle="--", linewidth=1, label="random order")
+        panels[1].set(xlabel="share of images that are answered", ylabel="error rate", xlim=(0, 1))
+        panels[1].set_ylim(bottom=0)
+        panels[1].legend(frameon=False, fontsize=8)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)

@@ -245,6 +245,10 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reconstruction_config": ({"latent_channels": 4, "pixel_loss": "l1"}, {"kl_weight": 0.1}),
     "text_config": ({"num_hidden_layers": 2, "pooling": "last"}, {"num_hidden_layers": 1}),
     "caption_config": ({"num_hidden_layers": 2, "label_smoothing": 0.0}, {"dropout": 0.2}),
+    "calibration_config": (
+        {"temperature": 1.5, "coverages": [0.9], "thr_thresholds": [0.7], "aps_thresholds": [0.8]},
+        {"enabled": False},
+    ),
     "contrastive_config": ({"loss": "softmax", "projection_dim": 8}, {"projection_dim": 8}),
     "multi_task_config": (
         {"heads": {"rooms": {"task": "depth-estimation", "config": {}}}},

@@ -231,7 +231,8 @@ class Planner:
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
         """Return the recipe that repeats the run. It contains the given and the chosen options, but no time budget."""
         given = savable_values(self.options, self.task.argument_types())
-        return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
+        added = {name: value for name, value in chosen.items() if name not in given or name == "config_overrides"}
+        return {**{name: value for name, value in given.items() if name not in PLANNING}, **added}
 
 
 def import_seconds() -> float:

@@ -46,6 +46,7 @@ class Usage:
 
 
 # The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
+CALIBRATION = "## Calibration"  # heading of a section
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -76,6 +77,7 @@ class TrainingInfo:
         lower_is_better: Names of the metrics for which lower is better.
         parts: Scores of each class (or other part) by name, for each kind of part, such as "class".
         pictures: File names of pictures next to the card, by caption.
+        calibration: Scores before and after calibration on held-out images, by name; empty without calibration.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
         tags: Keywords in the metadata of the card.
@@ -103,6 +105,7 @@ class TrainingInfo:
     lower_is_better: Collection[str] = frozenset(LOWER_IS_BETTER)
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     pictures: dict[str, str] = field(default_factory=dict)
+    calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
     arguments: str = "training_args.json"
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
@@ -143,6 +146,21 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
         cells = [f"{mark}{format_value(value)}{mark}" for mark, value in zip(marks, scores, strict=True)]
         rows.append([f"{metric}{unit}", *cells])
     return rows
+
+
+def describe_calibration(scores: dict[str, tuple[float, float]]) -> str:
+    """Return the section of the card about scores before and after calibration."""
+    rows = [f"| {name} | {format_value(before)} | {format_value(after)} |" for name, (before, after) in scores.items()]
+    return "\n".join(
+        [
+            f"{CALIBRATION}\n",
+            "The scores were calibrated on held-out images. Lower is better. The argument "
+            "`calibration_config={'enabled': False}` of `from_pretrained` disables it.\n",
+            "| score | before | after |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
 
 
 def compare(info: TrainingInfo) -> list[str]:
@@ -260,6 +278,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
     lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
     functions = {"escape": escape_markdown, "score_rows": score_rows, "compare": compare, "shown": format_value}
+    functions |= {"calibration": describe_calibration}
     options = {"info": info, "fence": fence, "lower": lower, **functions}
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"

@@ -11,9 +11,10 @@ from accelerate.utils import gather_object
 
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.base import BaseEvaluator, Evaluator
+from ...evaluation.calibration import LEAST_FITTED, confidences, cross_fitted, score_calibration, score_sets, undo
 from ...options.recipe import RECIPE_NAME
 from ...outputs import write_atomically
-from ...visualize.plots import draw_class_scores
+from ...visualize.plots import draw_calibration, draw_class_scores
 from ..arguments import split_sources
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
@@ -145,7 +146,31 @@ def score_split(
             named = ({"file": file, **line} for file, line in zip(examples.rows["file"], lines, strict=False))
             write_atomically(folder / f"{split}_predictions.jsonl", "".join(f"{json.dumps(line)}\n" for line in named))
         pictures |= write_metrics(folder, split, scores, evaluator) | evaluator.draw_scores(folder, split)
+        pictures |= report_calibration(folder, split, evaluator)
     return scores, pictures
+
+
+def report_calibration(folder: Path, split: str, evaluator: BaseEvaluator) -> dict[str, str]:
+    """Write the scores of a calibrated model on a split as JSON, and a picture. Return its file name by its caption.
+
+    The scores are also stored in the evaluator. On the images of the fit, calibrated scores are cross-fitted.
+    """
+    options, data = evaluator.calibration, evaluator.calibration_data()
+    evaluator.calibration_scores = {}
+    if not options.num_images or data is None or len(data[1]) < LEAST_FITTED:
+        return {}
+    logits, labels = undo(data[0], options), data[1]
+    is_fitted = split == evaluator.fitted_split
+    after = cross_fitted(logits, labels, evaluator.has_offset) if is_fitted else data[0]
+    both = score_calibration(logits, labels), score_calibration(after, labels)
+    evaluator.calibration_scores = {name: (both[0][name], both[1][name]) for name in both[0]}
+    sets = score_sets(logits, labels, options) if logits.ndim == 2 and not is_fitted else {}
+    content = {"before": both[0], "after": both[1], "fitted on the same images": is_fitted, "sets": sets}
+    name, caption = f"{split}_calibration", "Reliability before and after calibration"
+    write_json(folder / f"{name}.json", content)
+    pairs = confidences(logits, labels), confidences(after, labels)
+    draw_calibration(*pairs, folder / f"{name}.png", evaluator.has_sets)
+    return {f"{caption}, and error rate of answered images" if evaluator.has_sets else caption: f"{name}.png"}
 
 
 def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator: BaseEvaluator) -> dict[str, str]:

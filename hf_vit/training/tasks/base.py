@@ -131,6 +131,7 @@ class Task(ABC):
     data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training recipe
     report_passes: ClassVar[float] = 1.5  # passes over the evaluated images for the report, including the baseline
     least_held_from: ClassVar[int] = 1  # minimum number of training images required to hold out some of them
+    has_scores: ClassVar[bool] = False  # whether predictions have scores that can be calibrated
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # values that replace defaults in `HfViTTrainingArguments`
     argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
@@ -288,6 +289,8 @@ class Task(ABC):
     def check_options(self) -> None:
         """Check the options before the data is read. Raises the errors of `load_data`."""
         check_packages("This task", *self.packages)
+        if self.has_scores and self.options.calibrate:
+            check_packages("The calibration of scores (calibrate=True)", "torchmetrics")
         check_optimizer(self.args)
         plan_config(self.options)
         inputs = signature(self.model_class.forward).parameters
@@ -431,13 +434,25 @@ class Task(ABC):
         Args:
             num_trained: Total number of images in all training steps.
         """
-        is_choosing = self.chooses_threshold and "validation" in self.loaded.splits
-        return self.count_evaluated_images("validation") if is_choosing else 0
+        passes = self.can_calibrate + (self.chooses_threshold and "validation" in self.loaded.splits)
+        return passes * self.count_evaluated_images("validation") if passes else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Choose the score threshold of a trained model on the validation images, if there are any."""
+        """Calibrate a trained model and choose its score threshold on the validation images, if there are any."""
+        is_calibrated = self.can_calibrate and trainer.calibrate(self.loaded.examples("validation"))
         if self.chooses_threshold:
             trainer.choose_threshold()
+        if is_calibrated:
+            trainer.evaluator.fitted_split = "validation"
+            self.complete_calibration(trainer)
+
+    def complete_calibration(self, trainer: EvaluatorTrainer) -> None:  # noqa: B027  # Optional hook
+        """Add values that depend on calibrated scores, given a trainer that has just chosen the threshold."""
+
+    @property
+    def can_calibrate(self) -> bool:
+        """Whether scores are calibrated: there are scores and validation images, and the option is not disabled."""
+        return self.has_scores and self.options.calibrate and "validation" in self.loaded.splits
 
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
         """Return a description of the score threshold and how it was chosen."""
@@ -542,6 +557,7 @@ class Task(ABC):
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
         classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
+        calibration = evaluator.calibration_scores
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores, None
@@ -569,6 +585,7 @@ class Task(ABC):
             pictures={**pictures, **CURVES},
             units=evaluator.metric.units,
             parts={evaluator.parts: classes},
+            calibration=calibration,
             limits=limits.format(num_classes=len(self.loaded.names), model=trainer.plain_model),
             **describe_training(trainer, split),
             **facts,

@@ -72,6 +72,7 @@ class ClassificationEvaluator(BaseEvaluator):
 
     can_split_batch = True
     caption = ""
+    has_sets = True
     metric: Any
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
@@ -83,6 +84,10 @@ class ClassificationEvaluator(BaseEvaluator):
         """Return the logits (K,) of each image; the loss is computed by the metric."""
         inputs: Batch = {name: batch[name] for name in ("pixel_values", "patch_attention_mask") if name in batch}
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
+
+    def calibration_data(self) -> tuple[Tensor, Tensor] | None:
+        """Return the logits (N, K) and the class numbers (N,)."""
+        return self.metric.tensors()
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
         """Return the label and the most likely class with its probability; raise `ValueError` for infinite logits."""
@@ -109,6 +114,12 @@ class MultiLabelEvaluator(ClassificationEvaluator):
     """Evaluator of multi-label classification and regression."""
 
     class_score = "AP"
+    has_sets = False
+
+    def calibration_data(self) -> tuple[Tensor, Tensor] | None:
+        """Return the logits (M,) of all labels that are known, and the labels (M,)."""
+        logits, labels = self.metric.tensors()
+        return logits[~labels.isnan()], labels[~labels.isnan()]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
         """Return labels (None if missing) and predicted probabilities or values by name."""
@@ -127,6 +138,9 @@ class RegressionEvaluator(MultiLabelEvaluator):
     """Evaluator of regression, which predicts and scores the values of each image."""
 
     parts, class_score = "values", "R2"
+
+    def calibration_data(self) -> None:
+        """Return nothing, because values have no scores."""
 
 
 def check_finite(logits: Tensor) -> None:
@@ -204,6 +218,7 @@ class ImageClassification(SupervisedTask):
     )
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
+    has_scores = True
     limits = "The model assigns one of {num_classes} classes to every image." + SIMILAR_IMAGES
 
     options: ClassificationArguments
@@ -286,9 +301,15 @@ class ImageClassification(SupervisedTask):
     def count_choosing_images(self, num_trained: int) -> int:
         """Return the number of held-out images evaluated for the choice between probe and fine-tuned model."""
         is_choosing = self.options.probe_classifier and self.can_choose_share
-        return len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0
+        others = super().count_choosing_images(num_trained)
+        return others + (len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0)
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
+        """Interpolate the weights if they started from a linear probe, and calibrate the scores."""
+        self.interpolate_probe(trainer)
+        super().choose_inference(trainer)
+
+    def interpolate_probe(self, trainer: EvaluatorTrainer) -> None:
         """Interpolate the weights between the linear probe and the fine-tuned model.
 
         The share of the fine-tuned model is `USUAL_SHARE`, unless another share in `SHARES` has a loss on held-out

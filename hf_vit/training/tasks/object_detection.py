@@ -1,7 +1,7 @@
 """Object detection: options, evaluator, multi-scale batches and model card texts."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from ...data.augmentation.joint import DetectionAugmentation
 from ...data.collators import ObjectDetectionCollator, multi_scale_sizes
 from ...data.datasets import TargetData
 from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.calibration import fit_missed
 from ...evaluation.detection import DetectionMetric
 from ...evaluation.segmentation import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
@@ -56,6 +57,7 @@ class DetectionEvaluator(Evaluator):
 
     lack = "no image has an object with a box. Check the annotations."
     class_score = "AP"
+    has_offset = True
     metric: DetectionMetric
     num_queries: int
 
@@ -82,6 +84,12 @@ class DetectionEvaluator(Evaluator):
         classes, distances, overlaps = prediction_losses(*prediction, [label], model.options)
         boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
         return float(classes), float(boxes)
+
+    def calibration_data(self) -> tuple[Tensor, Tensor]:
+        """Return the logit (N,) of the score of each detection, and whether it is correct at an IoU of 0.5, (N,)."""
+        found = [pair for image in self.metric.all_matched() for pair in image.found]
+        scores, hits = (torch.tensor(values, dtype=torch.float64) for values in zip(*found, strict=True))
+        return scores.logit(eps=1e-9), hits
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
         """Return label, score and box of each object with a score above the threshold."""
@@ -219,6 +227,7 @@ for label, score, box in zip(result["labels"], result["scores"], result["boxes"]
 print(len(result["boxes"]), "objects")""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    has_scores = True
     limits = (
         "The model detects {num_classes} classes, and at most {model.options.num_queries} objects per image."
         + SIMILAR_IMAGES
@@ -239,6 +248,13 @@ print(len(result["boxes"]), "objects")""",
     def options_of_processor(self) -> dict[str, Any]:
         """Return image processor options without non-maximum suppression, chosen later on validation images."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
+
+    def complete_calibration(self, trainer: EvaluatorTrainer) -> None:
+        """Add the score thresholds at which a given share of the objects is missed."""
+        processor, metric = trainer.evaluator.processor, trainer.evaluator.metric
+        assert isinstance(metric, DetectionMetric)
+        images = metric.all_matched(processor.nms_threshold or 1.0, bool(processor.class_agnostic_nms))
+        trainer.plain_model.config.calibration_config = replace(trainer.plain_model.calibration, **fit_missed(images))
 
     def make_trainer(self) -> EvaluatorTrainer:
         """Return the trainer, and warn if the model has too few queries."""

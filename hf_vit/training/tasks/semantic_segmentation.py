@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
@@ -22,6 +23,7 @@ from ...model.large_images import window_starts
 from ...model.task_semantic_segmentation import (
     HfViTForSemanticSegmentation,
     overlapping_stride,
+    resize_logits,
     segmentation_loss,
     window_of,
 )
@@ -36,6 +38,7 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
+NUM_PIXELS = 200  # pixels of an image on which the temperature is fitted
 MOST_COUNTED = 500  # maximum number of masks for computing class weights
 SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # candidate scales of images for sliding windows
 MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain of a larger scale: in mean IoU and in standard errors
@@ -65,6 +68,30 @@ class SemanticEvaluator(Evaluator):
     window: int | None = None
     scales: Sequence[float] | None = None
     flip: bool = False
+    pixels: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)  # logits and labels of an image
+
+    def prepare(self, trainer: Any) -> None:
+        """Forget the pixels of the last evaluation."""
+        self.pixels = []
+
+    def calibration_data(self) -> tuple[Tensor, Tensor] | None:
+        """Return the logits (N, K) and the classes (N,) of a few pixels of each image, the same on all processes."""
+        if not self.pixels:
+            return None
+        logits, labels = zip(*self.pixels, strict=True)
+        return torch.cat(logits), torch.cat(labels)
+
+    def compute(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return the scores of all images, and gather the pixels of all processes."""
+        self.pixels = gather_object(self.pixels)
+        return super().compute(model)
+
+    def collect_pixels(self, logits: Tensor, labels: Tensor) -> None:
+        """Keep the logits of a few pixels with a class, given logits (K, h, w) and labels (H, W) of an image."""
+        places = torch.linspace(0, labels.numel() - 1, NUM_PIXELS, device=labels.device).long()
+        places = places[labels.flatten()[places] != IGNORED_LABEL]
+        resized = resize_logits(logits[None], labels.shape)[0].flatten(1)  # (K, H·W)
+        self.pixels.append((resized[:, places].T.cpu(), labels.flatten()[places].cpu()))
 
     @property
     def has_windows(self) -> bool:
@@ -87,6 +114,8 @@ class SemanticEvaluator(Evaluator):
             float(segmentation_loss(logits[None], labels[None], model.options))
             for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
         ]
+        for pair in zip(outputs.logits, batch["labels"], strict=True):
+            self.collect_pixels(*pair)
         return [ImageResult(*pair) for pair in zip(maps, losses, strict=True)]
 
     def _segment_one(self, model: PreTrainedModel, batch: Batch, index: int, size: tuple[int, int]) -> ImageResult:
@@ -97,6 +126,7 @@ class SemanticEvaluator(Evaluator):
             pixels, labels = pixels[..., :height, :width], labels[..., :height, :width]
         window = self.processor.window_size if self.has_windows else self.window
         outputs = model.segment(pixels, window, scales=self.scales or [1.0], flip=self.flip)
+        self.collect_pixels(outputs.logits[0], labels[0])
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
@@ -242,6 +272,7 @@ class SemanticSegmentation(SpatialTask):
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
     defaults = SEGMENTATION
+    has_scores = True
     limits = "The model assigns one of {num_classes} classes to every pixel." + SIMILAR_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
@@ -257,11 +288,20 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return "choose the scale" if is_open and is_long else ""
 
     def count_choosing_images(self, num_trained: int) -> int:
+        """Return the maximum number of evaluated windows for choosing the scale and calibrating the scores."""
+        return self.count_tried_windows(num_trained) + super().count_choosing_images(num_trained)
+
+    def count_tried_windows(self, num_trained: int) -> int:
         """Return the maximum number of evaluated windows for choosing the scale."""
         is_choosing = self.held_out_for and "validation" in self.loaded.splits
         return int(COST_OF_CHOICE * num_trained) if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
+        """Choose the scale of sliding windows, and calibrate the scores."""
+        self.choose_scale(trainer)
+        super().choose_inference(trainer)
+
+    def choose_scale(self, trainer: EvaluatorTrainer) -> None:
         """Choose on validation images whether to use the whole image or sliding windows, and at which scale.
 
         A scale is a candidate if its mean IoU exceeds that of the whole image by more than `MARGIN` and `NUM_ERRORS`
@@ -274,7 +314,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         args = self.args
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         tried, cost = scales_to_try(processor, [examples[index]["image"].size[::-1] for index in spread(examples, 9)])
-        count = min(MOST_TRIED, self.count_choosing_images(trainer.state.global_step * batch) // cost)
+        count = min(MOST_TRIED, self.count_tried_windows(trainer.state.global_step * batch) // cost)
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))

@@ -27,6 +27,7 @@ from ...evaluation.base import BaseEvaluator, Batch, File, ImageResult, Images
 from ...evaluation.classification import ClassificationMetric
 from ...evaluation.features import ComparedImage, RetrievalMetric, random_retrieval_recall
 from ...extras import check_packages
+from ...model.calibration import calibrate
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import raising_remote_code_error
@@ -211,6 +212,13 @@ class ImageTextEvaluator(BaseEvaluator):
 
     caption = "Images, their captions, and the most similar captions of all"
     metric: RetrievalMetric
+    scale: Tensor  # log of the inverse temperature of the last evaluated model
+
+    def calibration_data(self) -> tuple[Tensor, Tensor]:
+        """Return the logits of each image (N,) and the first caption of every image, and the number of its own."""
+        images, texts, counts = self.metric.embeddings()
+        logits = self.scale.exp() * images @ texts[counts.cumsum(dim=0) - counts].T  # (N, N)
+        return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), torch.arange(len(images))
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Return the embeddings of each image and its captions; the loss is computed for all images together."""
@@ -228,7 +236,7 @@ class ImageTextEvaluator(BaseEvaluator):
         images, texts, counts = self.metric.embeddings()
         first = counts.cumsum(dim=0) - counts
         head = model.contrastive_head
-        scale = head.logit_scale.detach().cpu()
+        self.scale = scale = head.logit_scale.detach().cpu()
         bias = None if head.logit_bias is None else head.logit_bias.detach().cpu()
         with torch.no_grad():
             turns = [texts[first + turn % counts] for turn in range(int(counts.max()))]
@@ -292,7 +300,7 @@ class ZeroShotEvaluator(ClassificationEvaluator):
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Return the logits (B, K) of a batch of pixels and their mask."""
         features = F.normalize(model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
-        logits: Tensor = features @ self.class_embeds.T * model.contrastive_head.logit_scale.exp()
+        logits: Tensor = model.calibrated(features @ self.class_embeds.T * model.contrastive_head.logit_scale.exp())
         return logits
 
 
@@ -335,6 +343,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     )
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     defaults = IMAGE_TEXT
+    has_scores = True
     argument_defaults: ClassVar[dict[str, Any]] = {
         # Optimizer settings of CLIP (https://arxiv.org/abs/2103.00020)
         "learning_rate": 5e-4,

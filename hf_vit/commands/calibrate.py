@@ -1,0 +1,139 @@
+"""Calibrate the scores of a saved model on held-out images, and store the result in the folder of the model.
+
+The command fits a temperature of the scores and, for classes, prediction sets and a summary of the features of the
+training images. It uses the validation split or the images that training held out. If there is a test split, scores
+before and after calibration are measured on it, otherwise by cross-validation on the held-out images.
+
+Examples:
+    hf-vit calibrate outputs/photos photos
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import save_file
+
+from .. import model as travelling
+from ..data.formats.label_values import SINGLE
+from ..evaluation.calibration import fit_features
+from ..model.calibration import SIMILARITY_FILE, HfViTCalibrationConfig
+from ..outputs import check_writable, write_atomically
+from ..training.evaluator_trainer import EvaluatorTrainer
+from ..training.finetuning.probe import encode
+from ..training.output_folder import CODE_FILES
+from ..training.publishing.model_card import CALIBRATION, describe_calibration
+from ..training.publishing.report import report_calibration
+from ..training.run import prepare_evaluation
+from ..training.tasks.base import Task
+from ..training.tasks.image_classification import ImageClassification
+
+
+MOST_SHARE = 0.05  # maximum size of the summary of the features, relative to the weights
+SECTION_AFTER = "## Use"  # heading of the model card in front of which the section is inserted
+
+
+def calibrate(
+    model: Path,
+    data: str,
+    *,
+    split: str = "validation",
+    options: dict[str, Any] | None = None,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Calibrate a saved model and store the result in its folder.
+
+    Args:
+        model: Folder of a saved model; config.json is changed, and similarity.safetensors added.
+        data: Data of the training run: a folder, a file, or a dataset name on the Hub.
+        split: Split of images that were not used for training, on which the calibration is fitted.
+        options: Further options of hf-vit evaluate, as JSON, such as '{"max_eval_samples": 2000}'.
+        report: Function that receives progress messages.
+
+    Raises:
+        OSError: if there is no such model or data.
+        ValueError: if the task has no scores, or the split is missing.
+    """
+    if not (model / "config.json").is_file():
+        raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
+    check_writable(model)
+    given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
+    with TemporaryDirectory() as folder:
+        task, trainer, _ = prepare_evaluation({**given, "split": split, "output_dir": folder})
+        if not trainer.calibrate(task.loaded.examples(split)):
+            raise ValueError(f"{type(trainer.plain_model).__name__} has no scores to calibrate, or {split} too few.")
+        trainer.eval_dataset = task.loaded.examples(split)
+        if task.chooses_threshold:
+            trainer.choose_threshold()
+        task.complete_calibration(trainer)
+        fitted = trainer.plain_model.calibration
+        tested, tester, name = prepare_evaluation({**given, "output_dir": folder})
+        if name != "test":
+            tested, tester, name, trainer.evaluator.fitted_split = task, trainer, split, split
+        tester.plain_model.config.calibration_config = fitted
+        with tester.evaluating_with(tester.evaluator):
+            tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
+        pictures = report_calibration(model, name, tester.evaluator)
+        if isinstance(task, ImageClassification) and task.problem_type == SINGLE:
+            trained, *_ = prepare_evaluation({**given, "split": "train", "output_dir": folder})
+            assert isinstance(trained, ImageClassification)
+            if not store_features(model, task, trained, trainer, split):
+                report(
+                    f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
+                )
+    store_config(model, task, trainer, fitted)
+    scores = tester.evaluator.calibration_scores
+    write_section(model / "README.md", describe_calibration(scores), pictures)
+    how = "on test images" if name == "test" else "by cross-validation"
+    report(f"Temperature {fitted.temperature:g}, fitted on {fitted.num_images:,} {split} images.")
+    for key, (before, after) in scores.items():
+        report(f"{key}: {before:.4f} before, {after:.4f} after, measured {how}")
+
+
+def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: HfViTCalibrationConfig) -> None:
+    """Write the calibration to config.json, and update the model code in the folder, if there is any."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["calibration_config"] = fitted.to_dict()
+    if task.chooses_threshold:
+        config[task.options.task_config] |= {"score_threshold": trainer.plain_model.options.score_threshold}
+        trainer.processing_class.save_pretrained(folder)
+    write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    if (folder / "configuration_hf_vit.py").is_file():  # the code of an earlier version does not know the calibration
+        for name in CODE_FILES:
+            copyfile(Path(travelling.__path__[0]) / name, folder / name)
+
+
+def store_features(
+    folder: Path, held: ImageClassification, trained: ImageClassification, trainer: EvaluatorTrainer, split: str
+) -> bool:
+    """Write `similarity.safetensors`, unless it is too large, given the tasks of held-out and training images."""
+    model, processor = trainer.plain_model, trainer.processing_class
+    seen, rows = set(held.loaded.splits[split]["file"]), trained.loaded.splits["train"]
+    kept = [index for index, file in enumerate(rows["file"]) if file not in seen]
+    trained.loaded.splits["train"] = rows.select(kept)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.name != SIMILARITY_FILE)
+    batch_size = trainer.args.per_device_eval_batch_size
+    features, labels = encode(model, trained.plain_batches(model, processor, len(kept), batch_size))
+    held_out, _ = encode(model, held.plain_batches(model, processor, len(seen), batch_size, split))
+    summary = fit_features(features, labels, held_out, MOST_SHARE * size)
+    if summary is not None:
+        tensors = {name: tensor.contiguous() for name, tensor in vars(summary).items()}
+        save_file(tensors, folder / SIMILARITY_FILE)
+    return summary is not None
+
+
+def write_section(card: Path, section: str, pictures: Mapping[str, str]) -> None:
+    """Insert or replace the section about the calibration in a model card, if there is a card."""
+    if not card.is_file():
+        return
+    text = card.read_text(encoding="utf-8")
+    if CALIBRATION in text:
+        before, _, rest = text.partition(f"{CALIBRATION}\n")
+        text = before + rest[rest.find("\n## ") + 1 :]
+    shown = "".join(f"\n![{caption}]({file})\n" for caption, file in pictures.items() if f"]({file})" not in text)
+    start = text.find(SECTION_AFTER)
+    start = len(text) if start < 0 else start
+    write_atomically(card, f"{text[:start]}{section}\n{shown}\n{text[start:]}")

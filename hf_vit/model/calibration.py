@@ -1,0 +1,143 @@
+"""Calibrated scores, prediction sets, and similarity of images to the training images.
+
+Shapes: B batch, D width of pooled features, K labels, M stored training images.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.utils import cached_file
+
+from .nested_options import HfViTTaskConfig, option
+
+
+SIMILARITY_FILE = "similarity.safetensors"
+SET_METHODS = ("thr", "aps")
+SIMILARITIES = ("mahalanobis", "knn")
+CALIBRATE = "Run: hf-vit calibrate MODEL DATA"
+Numbers = list[float | int] | tuple[float | int, ...]
+
+
+@strict
+@dataclass
+class HfViTCalibrationConfig(HfViTTaskConfig):
+    """Values fitted on held-out images after training. Training mode removes them, because they no longer apply.
+
+    Args:
+        enabled: Whether the temperature and the offset are applied.
+        model_class: Class of the model that the values were fitted for; other classes ignore them.
+        temperature: Number that divides the logits (https://arxiv.org/abs/1706.04599); below 1, scores get larger.
+        offset: Number that is added to the divided logits of all classes of objects (logistic scaling).
+        num_images: Number of images that the values were fitted on.
+        coverages: Shares of images whose prediction set contains the correct label.
+        thr_thresholds: For each coverage, the threshold of sets of labels with a high probability (THR,
+            https://arxiv.org/abs/1609.00451), on uncalibrated logits.
+        aps_thresholds: For each coverage, the threshold of sets of the most likely labels with a high cumulative
+            probability (APS, https://arxiv.org/abs/2006.02544, not randomized), on uncalibrated logits.
+        missed_shares: Shares of objects that detection may miss (https://arxiv.org/abs/2208.02814).
+        missed_thresholds: For each share, the largest score threshold at which at most this share is missed.
+    """
+
+    enabled: bool = True
+    model_class: str = ""
+    temperature: float | int = option(1.0, "(0, inf)")
+    offset: float | int = option(0.0, "(-inf, inf)")
+    num_images: int = option(0, "[0, inf)")
+    coverages: Numbers = ()
+    thr_thresholds: Numbers = ()
+    aps_thresholds: Numbers = ()
+    missed_shares: Numbers = ()
+    missed_thresholds: Numbers = ()
+
+
+def find_threshold(name: str, wanted: float, known: Numbers, thresholds: Numbers, *, is_least: bool) -> float:
+    """Returns the threshold of the nearest known value that is at least (or at most) `wanted`."""
+    pairs = [
+        pair for pair in zip(known, thresholds, strict=True) if (pair[0] >= wanted if is_least else pair[0] <= wanted)
+    ]
+    if not pairs:
+        raise ValueError(
+            f"{name}={wanted} is not within {list(known)}, the values that held-out images gave. {CALIBRATE}"
+        )
+    return min(pairs)[1] if is_least else max(pairs)[1]
+
+
+def calibrate(logits: Tensor, options: HfViTCalibrationConfig, has_no_object: bool = False) -> Tensor:
+    """Returns logits (..., K) divided by the temperature, plus the offset, except for the last class `no object`."""
+    if options.temperature != 1:
+        logits = logits / options.temperature
+    if not options.offset:
+        return logits
+    if not has_no_object:
+        return logits + options.offset
+    return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
+
+
+def nonconformity(logits: Tensor, method: str) -> Tensor:
+    """Returns how badly each label fits, given uncalibrated logits (B, K): (B, K) float64 in [0, 1].
+
+    A prediction set contains all labels up to a threshold.
+
+    The most likely label always has 0, so that it belongs to every set. For others, THR has the value 1 - p, and
+    APS the sum of the probabilities of all labels that are more likely.
+    """
+    probabilities = logits.double().softmax(dim=-1)
+    ranked = probabilities.sort(dim=-1, descending=True, stable=True)
+    values = 1 - ranked.values if method == "thr" else ranked.values.cumsum(dim=-1) - ranked.values
+    values = torch.cat([torch.zeros_like(values[:, :1]), values[:, 1:]], dim=-1)
+    return torch.empty_like(values).scatter(-1, ranked.indices, values)
+
+
+@dataclass(frozen=True)
+class TrainingFeatures:
+    """Summary of the features of the training images, which `hf-vit calibrate` stores in `similarity.safetensors`.
+
+    Features are L2-normalized pooled vectors, for which distances separate unlike images better
+    (https://arxiv.org/abs/2505.18032).
+
+    Args:
+        whitening: (D, D) matrix after which features of a class have unit covariance.
+        means: Mean of each class that has images after whitening, (K, D).
+        features: Features of some training images (M, D).
+        neighbors: Number of the nearest neighbor whose distance counts.
+        mahalanobis: Distances of held-out images from the nearest mean, ascending, (N,).
+        knn: Distances of held-out images from their neighbor, ascending, (N,).
+    """
+
+    whitening: Tensor
+    means: Tensor
+    features: Tensor
+    neighbors: Tensor
+    mahalanobis: Tensor
+    knn: Tensor
+
+    @classmethod
+    def load(cls, name_or_path: str) -> "TrainingFeatures":
+        """Opens the file of a saved model or of a repository on the Hub; raises `ValueError` if there is none."""
+        file = cached_file(
+            name_or_path,
+            SIMILARITY_FILE,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if file is None:
+            raise ValueError(f"similarity needs {SIMILARITY_FILE}, which {name_or_path!r} lacks. {CALIBRATE}")
+        return cls(**load_file(file))
+
+    def distances(self, pooled: Tensor, kind: str) -> Tensor:
+        """Returns the distance of pooled vectors (B, D) from the training images, (B,) float32."""
+        features = F.normalize(pooled.float().cpu(), dim=-1)
+        if kind == "mahalanobis":
+            return torch.cdist(features @ self.whitening.float(), self.means.float()).amin(dim=-1)
+        nearest = torch.cdist(features, self.features.float()).topk(int(self.neighbors), largest=False)
+        return nearest.values[:, -1]
+
+    def similarity(self, pooled: Tensor, kind: str) -> Tensor:
+        """Returns the share of held-out images that are at least as far from the training images, (B,) in [0, 1]."""
+        known: Tensor = vars(self)[kind]
+        nearer = torch.searchsorted(known, self.distances(pooled, kind).contiguous())
+        return 1 - nearer.double() / len(known)

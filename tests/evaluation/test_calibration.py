@@ -1,0 +1,123 @@
+"""Test the fits of calibration, and the coverage of prediction sets and missed-object thresholds on drawn data."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vit.evaluation.calibration import (
+    cross_fitted,
+    fit_features,
+    fit_missed,
+    fit_scaling,
+    fit_sets,
+    score_calibration,
+    score_sets,
+    undo,
+)
+from hf_vit.model.calibration import HfViTCalibrationConfig, calibrate, find_threshold, nonconformity
+
+
+def draw(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return logits (count, 8), and labels drawn with the probabilities of these logits."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(count, 8, generator=generator)
+    return logits, torch.multinomial(logits.softmax(dim=1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_temperature_is_recovered(factor: float) -> None:
+    logits, labels = draw(8000)
+    found = fit_scaling(factor * logits, labels)
+    assert found == {"temperature": pytest.approx(factor, rel=0.06), "offset": 0}
+    scored = [
+        score_calibration(values, labels)
+        for values in (
+            factor * logits,
+            factor * logits / found["temperature"],
+            cross_fitted(factor * logits, labels, False),
+        )
+    ]
+    assert all(after[name] < before[name] for before, *others in [scored] for after in others for name in before)
+
+
+def test_logistic_scaling_is_recovered_and_undone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20000, generator=generator)
+    hits = (torch.rand(20000, generator=generator) < (0.6 * logits - 1).sigmoid()).double()
+    found = fit_scaling(logits, hits, has_offset=True)
+    assert found == {"temperature": pytest.approx(1 / 0.6, rel=0.06), "offset": pytest.approx(-1, abs=0.06)}
+    options = HfViTCalibrationConfig(**found)
+    torch.testing.assert_close(undo(calibrate(logits, options), options), logits)
+
+
+def test_calibration_scores_are_those_of_their_definitions() -> None:
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
+    labels, p = torch.tensor([0, 0, 1, 0]), float(torch.tensor(2.0).sigmoid())
+    scores = score_calibration(logits, labels)
+    assert scores["expected calibration error"] == pytest.approx(p - 0.75, abs=1e-6)
+    assert scores["Brier score"] == pytest.approx(2 * (3 * (1 - p) ** 2 + p**2) / 4)
+    assert scores["negative log-likelihood"] == pytest.approx(-(3 * np.log(p) + np.log(1 - p)) / 4)
+
+
+@pytest.mark.parametrize("count", [60, 700])
+def test_prediction_sets_cover_the_label(count: int) -> None:
+    found: dict[str, list[float]] = {"thr": [], "aps": []}
+    for seed in range(10):
+        logits, labels = draw(count + 3000, seed)
+        options = HfViTCalibrationConfig(**fit_sets(logits[:count], labels[:count]))
+        scores = score_sets(logits[count:], labels[count:], options)
+        for method, values in found.items():
+            values.append(scores[f"0.9 {method}"]["coverage"])
+        assert max(options.coverages) <= count / (count + 1)
+    assert all(0.88 < np.mean(values) < 0.94 for values in found.values())
+
+
+def test_aps_sets_hold_the_most_likely_labels_up_to_the_threshold() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]]).log()
+    assert (nonconformity(logits, "aps") <= 0.6).tolist() == [[True, True, False], [False, True, False]]
+    assert (nonconformity(logits, "thr") <= 0.71).tolist() == [[True, True, False], [False, True, False]]
+    assert (nonconformity(logits, "thr") <= 0).sum(dim=1).tolist() == [1, 1]  # never empty
+
+
+def test_values_out_of_the_stored_range_are_refused() -> None:
+    found = fit_sets(*draw(20))
+    known = found["coverages"], found["thr_thresholds"]
+    assert max(found["coverages"]) == 0.95
+    for values in (known, ((), ())):
+        with pytest.raises(ValueError, match=r"coverage=0\.99 is not within .* Run: hf-vit calibrate"):
+            find_threshold("coverage", 0.99, *values, is_least=True)
+    assert find_threshold("coverage", 0.87, *known, is_least=True) == known[1][known[0].index(0.9)]
+    assert find_threshold("max_missed", 0.17, (0.1, 0.15, 0.2), (0.1, 0.2, 0.3), is_least=False) == 0.2
+
+
+def test_missed_objects_are_limited() -> None:
+    random = np.random.default_rng(0)
+
+    def image() -> tuple[list[tuple[float, bool]], int]:
+        return [(float(score), bool(random.random() < 0.97)) for score in random.beta(3, 1.5, size=5)], 5
+
+    missed = []
+    for _ in range(20):
+        found = fit_missed([image() for _ in range(200)])
+        threshold = dict(zip(found["missed_shares"], found["missed_thresholds"], strict=True))[0.2]
+        new = [image() for _ in range(300)]
+        missed += [1 - sum(right and score > threshold for score, right in pairs) / count for pairs, count in new]
+    assert 0.17 < np.mean(missed) < 0.21
+
+
+def test_images_unlike_the_training_images_have_no_similarity() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centers = 3 * torch.randn(4, 16, generator=generator)
+    labels = torch.arange(400) % 4
+    train, held, new, other = (
+        centers[labels] + torch.randn(400, 16, generator=generator) + shift for shift in (0.0, 0.0, 0.0, 4.0)
+    )
+    summary = fit_features(train, labels, held, max_bytes=15_000)
+    assert summary is not None
+    assert len(summary.features) < len(train)
+    assert sum(value.nbytes for value in vars(summary).values()) <= 15_000
+    for kind in ("mahalanobis", "knn"):
+        assert summary.similarity(new, kind).mean() == pytest.approx(0.5, abs=0.08)
+        assert summary.similarity(other, kind).mean() < 0.02
+    assert fit_features(train, labels, held, max_bytes=1000) is None

@@ -1,0 +1,106 @@
+"""Test that training and `hf-vit calibrate` store a calibration that was fitted on held-out images."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import pipeline
+
+import hf_vit
+from hf_vit.model.calibration import SIMILARITY_FILE
+
+from ..helpers.datasets import load_digits
+from ..helpers.dense_trainings import run_task
+from ..helpers.models import encoder_shape
+from ..helpers.options import call_command
+
+
+TINY = json.dumps({**encoder_shape(16, 2, 512), "patch_size": 2})
+SHORT = ("--max_steps", "10", "--learning_rate", "3e-3", "--per_device_train_batch_size", "32", "--report_to", "none")
+SHORT += ("--choose_defaults", "false", "--auto_augment", "none", "--random_erasing", "0", "--min_crop_scale", "0.8")
+SHORT += ("--horizontal_flip", "0", "--use_cpu", "true", "--eval_strategy", "no")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of digits in the splits train and test."""
+    folder = tmp_path_factory.mktemp("digits")
+    for split, images in load_digits().items():
+        for number, image in enumerate(images.select(range(min(len(images), 400)))):
+            place = folder / split / f"digit {image['label']}"
+            place.mkdir(parents=True, exist_ok=True)
+            image["image"].save(place / f"{number}.png")
+    return folder
+
+
+def train(data: Path, output_dir: Path, *options: str) -> Path:
+    places = ["--output_dir", str(output_dir), "--config_overrides", TINY, "--image_size", "8"]
+    call_command("train", ["image-classification", str(data), *places, *SHORT, "--train_val_split", "0.25", *options])
+    return output_dir
+
+
+@pytest.fixture(scope="module")
+def trained(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(digits, tmp_path_factory.mktemp("trained") / "model")
+
+
+def test_training_calibrates_on_held_out_images_and_the_card_says_so(trained: Path, digits: Path) -> None:
+    options = json.loads((trained / "config.json").read_text())["calibration_config"]
+    assert options["model_class"] == "HfViTForImageClassification"
+    assert options["num_images"] == 100
+    assert options["temperature"] != 1
+    scores = json.loads((trained / "test_calibration.json").read_text())
+    assert all(scores["after"][name] != scores["before"][name] for name in scores["after"])
+    reported = json.loads((trained / "test_scores.json").read_text())
+    assert reported["loss"] == pytest.approx(scores["after"]["negative log-likelihood"], rel=1e-5)
+    assert scores["sets"]["0.9 thr"]["coverage"] == pytest.approx(0.9, abs=0.15)
+    card = (trained / "README.md").read_text()
+    assert "## Calibration" in card
+    assert "expected calibration error" in card
+    assert "(test_calibration.png)" in card
+    assert (trained / "test_calibration.png").stat().st_size > 5000
+
+
+def test_the_command_calibrates_a_model_again_and_stores_training_features(
+    trained: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = json.loads((trained / "config.json").read_text())["calibration_config"]
+    plain = tmp_path / "model"
+    shutil.copytree(trained, plain)
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {"calibration_config": None}))
+    (plain / "calibration.py").unlink()  # as saved by an earlier version
+    call_command("calibrate", [str(plain), str(digits)])
+    assert (plain / "calibration.py").is_file()
+    said = capsys.readouterr().out
+    assert "fitted on 100 validation images" in said
+    assert "measured on test images" in said
+    after = json.loads((plain / "config.json").read_text())["calibration_config"]
+    assert after.keys() == before.keys()
+    assert after["temperature"] == pytest.approx(before["temperature"], rel=1e-3)
+    assert (plain / "README.md").read_text().count("## Calibration") == 1
+    assert (plain / "README.md").read_text().count("calibration.png") == 1
+    assert "## Use" in (plain / "README.md").read_text()
+    assert (plain / SIMILARITY_FILE).stat().st_size <= 0.05 * (plain / "model.safetensors").stat().st_size
+    (photo, *_) = (digits / "test" / "digit 3").iterdir()
+    answer = pipeline("image-classification", model=str(plain))(str(photo), coverage=0.9, similarity=True)
+    assert all(0 <= entry["similarity"] <= 1 for entry in answer)
+
+
+def test_fine_tuning_starts_without_the_calibration(trained: Path, digits: Path, tmp_path: Path) -> None:
+    options = ("--model_name_or_path", str(trained), "--max_steps", "1", "--calibrate", "false")
+    places = ["--output_dir", str(tmp_path / "model"), *SHORT, *options]
+    call_command("train", ["image-classification", str(digits), *places])
+    assert hf_vit.HfViTConfig.from_pretrained(tmp_path / "model").calibration_config is None
+    assert "## Calibration" not in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_dense_scores_are_calibrated_without_a_change_of_the_classes(scenes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    run_task("semantic_segmentation", scenes, folder, "--train_val_split", "0")
+    options = json.loads((folder / "config.json").read_text())["calibration_config"]
+    assert options["model_class"] == "HfViTForSemanticSegmentation"
+    found = json.loads((folder / "validation_calibration.json").read_text())
+    assert found["fitted on the same images"] is True
+    assert found["after"]["negative log-likelihood"] < found["before"]["negative log-likelihood"] + 1e-3
