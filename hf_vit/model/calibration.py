@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from .nested_options import HfViTTaskConfig, option
@@ -52,6 +53,12 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     aps_thresholds: Numbers = ()
     missed_shares: Numbers = ()
     missed_thresholds: Numbers = ()
+
+
+def calibration_of(model: PreTrainedModel) -> HfViTCalibrationConfig:
+    """Returns the values that were fitted for the class of a model; the defaults if there are none."""
+    options = HfViTCalibrationConfig.of(model.config.calibration_config)
+    return options if options.model_class == type(model).__name__ else HfViTCalibrationConfig()
 
 
 def find_threshold(name: str, wanted: float, known: Numbers, thresholds: Numbers, *, is_least: bool) -> float:

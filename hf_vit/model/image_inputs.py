@@ -396,6 +396,8 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
 
 def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
     """Converts floating-point pixels to float32, and pixels of other dtypes to uint8."""
+    if not pixels.numel():
+        raise ValueError(f"{name} has no pixels: its shape is {tuple(pixels.shape)}. Remove it.")
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.dtype == torch.bool:

@@ -21,7 +21,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
-from .calibration import HfViTCalibrationConfig, calibrate
+from .calibration import HfViTCalibrationConfig, calibrate, calibration_of
 from .configuration_hf_vit import INSTALL_COMMAND, PROPERTIES, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
@@ -306,13 +306,16 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @property
     def calibration(self) -> HfViTCalibrationConfig:
         """Values fitted on held-out images for this class of models; the defaults if there are none."""
-        options = HfViTCalibrationConfig.of(self.config.calibration_config)
-        return options if options.model_class == type(self).__name__ else HfViTCalibrationConfig()
+        return calibration_of(self)
 
     def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
         """Returns calibrated logits (..., K), see `calibrate`; the same logits in training mode or if disabled."""
-        options = self.calibration
-        return calibrate(logits, options, has_no_object) if options.enabled and not self.training else logits
+        if self.training or self.config.calibration_config is None:
+            return logits
+        options = HfViTCalibrationConfig.of(self.config.calibration_config)
+        # torch.compile cannot trace `self.calibration`, which may create options.
+        is_own = options.enabled and options.model_class == type(self).__name__
+        return calibrate(logits, options, has_no_object) if is_own else logits
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

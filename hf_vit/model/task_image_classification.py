@@ -316,7 +316,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
             [
                 {"label": config.id2label[label], "score": score, **own}
                 for label, score in zip(labels[:count], values[:count], strict=True)
-                if values[0] >= abstain_below
+                if not values[0] < abstain_below  # NaN is reported by others
             ]
             for labels, values, count, own in zip(
                 found.indices.tolist(), found.values.tolist(), counts, alike, strict=True

@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.datasets import TargetDataset
 from ..evaluation.base import BaseEvaluator, Threshold
 from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
+from ..model.calibration import HfViTCalibrationConfig, calibration_of
 from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
 from .output_folder import AVERAGE_FOLDER
@@ -89,7 +90,7 @@ class EvaluatorTrainer(HfViTTrainer):
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
-        self.evaluator.calibration = self.plain_model.calibration
+        self.evaluator.calibration = calibration_of(self.plain_model)
         self._losses = []
         predictions = None if is_average else self.predictions
         with self.averaged_threshold() if is_average else nullcontext(), replaced(self, predictions=predictions):
@@ -120,7 +121,7 @@ class EvaluatorTrainer(HfViTTrainer):
             return False
         fitted: dict[str, Any] = {"num_images": len(examples), **fit_scaling(*data, self.evaluator.has_offset)}
         fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
-        config.calibration_config = {"model_class": type(self.plain_model).__name__, **fitted}
+        config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True
 
     def choose_threshold(self) -> None:

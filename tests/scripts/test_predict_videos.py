@@ -179,7 +179,7 @@ def test_shards_hold_the_lines_and_files_of_predictions(saved: dict[str, Path], 
                 assert np.array_equal(np.asarray(row["mask_png"]), np.asarray(mask))
     classes = hf_vit.predict(saved["classes"], place / "photos", output_dir=tmp_path / "classes", rows_per_shard=20)
     (row, *_) = pq.read_table(classes[0]["written"]).to_pylist()
-    assert row["top_k"][0] == {"label": row["label"], "score": row["score"]}
+    assert row["top_k"][0] == {"label": row["label"], "score": row["score"], "similarity": None}
 
 
 def test_interrupted_and_resumed_shards_are_those_of_one_run(

@@ -306,7 +306,7 @@ def test_changed_length_continues_from_the_current_learning_rate(
 
 
 WITHOUT_DECAY = re.compile(
-    r"bias$|norm\d?\.weight$|norms\.\d\.weight$|LayerNorm\.weight$|_token$|_tokens$|"
+    r"bias$|norm\d?\.weight$|laterals\.\d\.0\.weight$|norms\.\d\.weight$|LayerNorm\.weight$|_token$|_tokens$|"
     r"position_embeddings?(\.weight)?$|\.scale$|logit_scale$|"
     r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
     r"(token|word|token_type)_embeddings?\.weight$"

@@ -451,8 +451,8 @@ class Task(ABC):
 
     @property
     def can_calibrate(self) -> bool:
-        """Whether scores are calibrated: there are scores and validation images, and the option is not disabled."""
-        return self.has_scores and self.options.calibrate and "validation" in self.loaded.splits
+        """Whether scores are calibrated on validation images: the option is not disabled, and others are reported."""
+        return self.has_scores and self.options.calibrate and {"validation", "test"} <= set(self.loaded.splits)
 
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
         """Return a description of the score threshold and how it was chosen."""
