@@ -98,9 +98,9 @@ def test_fine_tuning_starts_without_the_calibration(trained: Path, digits: Path,
 
 def test_dense_scores_are_calibrated_without_a_change_of_the_classes(scenes: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    run_task("semantic_segmentation", scenes, folder, "--train_val_split", "0")
+    run_task("semantic_segmentation", scenes, folder, "--train_val_split", "0.4", "--validation_as_test", "true")
     options = json.loads((folder / "config.json").read_text())["calibration_config"]
     assert options["model_class"] == "HfViTForSemanticSegmentation"
-    found = json.loads((folder / "validation_calibration.json").read_text())
-    assert found["fitted on the same images"] is True
+    found = json.loads((folder / "test_calibration.json").read_text())
+    assert found["fitted on the same images"] is False
     assert found["after"]["negative log-likelihood"] < found["before"]["negative log-likelihood"] + 1e-3
