@@ -310,6 +310,8 @@ def _check_dense(found: Audit, task: Task, device: torch.device) -> None:
     found.pictures, found.counts = issues.pictures, issues.counts
     found.texts = [fault or text for fault, text in zip(found.texts, issues.texts, strict=True)]
     found.notes.append("Boxes and masks on which the model was trained cannot be checked: it repeats their errors.")
+    if "wrong_boxes" in found.scores:
+        found.notes.append("Only an accurate detector finds wrong boxes. A weak one contradicts right boxes, too.")
     if faults := list(issues.faults.values()):
         found.notes.append(f"{len(faults):,} images with invalid targets were not compared: {joined(faults)}.")
 
