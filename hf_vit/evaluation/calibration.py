@@ -100,7 +100,7 @@ def confidences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]
 
 
 def cross_fitted(logits: Tensor, labels: Tensor, has_offset: bool) -> Tensor:
-    """Return logits that are calibrated by a fit on other images: those of the other folds."""
+    """Return calibrated logits. The logits of each fold are calibrated by a fit on the other folds."""
     calibrated, fold = torch.empty_like(logits), torch.arange(len(logits)) % FOLDS
     for number in range(FOLDS):
         own = fold == number

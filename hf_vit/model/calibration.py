@@ -68,7 +68,7 @@ def find_threshold(name: str, wanted: float, known: Numbers, thresholds: Numbers
     ]
     if not pairs:
         raise ValueError(
-            f"{name}={wanted} is not within {list(known)}, the values that held-out images gave. {CALIBRATE}"
+            f"{name}={wanted} is not within the stored values {list(known)} of the calibration. {CALIBRATE}"
         )
     return min(pairs)[1] if is_least else max(pairs)[1]
 
@@ -90,7 +90,7 @@ def nonconformity(logits: Tensor, method: str) -> Tensor:
     A prediction set contains all labels up to a threshold.
 
     The most likely label always has 0, so that it belongs to every set. For others, THR has the value 1 - p, and
-    APS the sum of the probabilities of all labels that are more likely.
+    APS has the sum of the probabilities of all more likely labels.
     """
     probabilities = logits.double().softmax(dim=-1)
     ranked = probabilities.sort(dim=-1, descending=True, stable=True)

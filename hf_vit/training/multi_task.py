@@ -105,15 +105,14 @@ class MultiTaskTrainer(HfViTTrainer):
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and the divisor of their losses if the head has one."""
         batches, _ = super().get_batch_samples(*args)
-        device = args[-1]
-        (name,) = batches[0]["heads"] if batches else [None]
-        head = self.plain_model.heads[name] if batches else None
+        if not batches:
+            return batches, None
+        (name,) = batches[0]["heads"]
+        head: Any = self.plain_model.heads[name]
         if not isinstance(head, COUNTING):
             return batches, None
-        counted: Any = head
-        return batches, self._add_up(
-            [counted.count_items(batch["targets"][name]["labels"]) for batch in batches], device
-        )
+        counts = [head.count_items(batch["targets"][name]["labels"]) for batch in batches]
+        return batches, self._add_up(counts, args[-1])
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run a training step, and measure the norm of its gradient in the first steps of each head."""

@@ -1,7 +1,7 @@
 """Training examples of several tasks, and the sampler that decides which task each training step belongs to."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ class MultiTaskDataset(AugmentedDataset):
         shares: Share of the training steps of each task; only the ratios matter.
     """
 
-    parts: Mapping[str, AugmentedDataset] = None  # type: ignore[assignment]
-    shares: Mapping[str, float] = None  # type: ignore[assignment]
+    parts: Mapping[str, AugmentedDataset] = field(kw_only=True)
+    shares: Mapping[str, float] = field(kw_only=True)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))

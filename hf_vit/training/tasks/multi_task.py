@@ -90,7 +90,7 @@ class MultiTaskArguments(TaskArguments):
     @property
     def sources(self) -> list[str]:
         """Folders, files or names of the datasets of all heads."""
-        return list(dict.fromkeys(source for head in self.heads.values() for source in [head["dataset_name"]]))
+        return list(dict.fromkeys(head["dataset_name"] for head in self.heads.values()))
 
 
 def read_head(name: str, given: Any) -> dict[str, Any]:
