@@ -56,6 +56,10 @@ class Arguments(StepArguments):
         default_factory=lambda: ["int8", "compiled_peers", "onnxruntime", "openvino"],
         metadata={"help": "additional candidates: int8, compiled_peers, onnxruntime, openvino"},
     )
+    dtypes: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16"],
+        metadata={"help": "precisions of uncompiled models; peers are compiled in the last one"},
+    )
     product: bool = field(default=False, metadata={"help": "also time the matrix products of the blocks in bfloat16"})
     rounds: int = field(default=9, metadata={"help": "number of rounds; each runs all candidates in random order"})
 
@@ -88,9 +92,10 @@ def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[di
     """Return the functions to time, by name, and the report of `optimize_for_inference`."""
     steps: dict[str, Callable[[], object]] = {}
     for library, make in EAGER.items():
-        for name in ("float32", "bfloat16"):
+        for name in args.dtypes:
             steps[f"{library}, {name}"] = partial(make(config).eval().to(DTYPES[name]), images.to(DTYPES[name]))
     model, half = HfViTForImageClassification(config).eval(), images.bfloat16()
+    last, chosen = args.dtypes[-1], images.to(DTYPES[args.dtypes[-1]])
     fast = optimize_for_inference(model, batch_size=len(images), max_seconds=600)
     steps["hf_vit, optimized"] = partial(fast, images)
     if "int8" in args.extras:
@@ -98,9 +103,9 @@ def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[di
         quantize_blocks(quantized, partial(quantized, half))
         steps["hf_vit, int8"] = partial(compile_flat(FlatOutputs(quantized), images, 600), images)
     for library, make in PEERS.items() if "compiled_peers" in args.extras else ():
-        peer = make(config).eval().bfloat16()
+        peer = make(config).eval().to(chosen.dtype)
         named = NamedInput(peer) if library == "timm" else peer
-        steps[f"{library}, bfloat16, compiled"] = partial(compile_flat(FlatOutputs(named), half, 600), half)
+        steps[f"{library}, {last}, compiled"] = partial(compile_flat(FlatOutputs(named), chosen, 600), chosen)
     for name, make_runtime in RUNTIMES.items():
         if name in args.extras:
             steps[f"hf_vit in {name}"] = make_runtime(model, images)
