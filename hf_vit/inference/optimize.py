@@ -46,7 +46,7 @@ class Trial:
     Args:
         name: Description of the variant.
         seconds: Median time per batch in seconds; None if the variant was not timed.
-        ratio: Speedup compared with the original model.
+        ratio: Speedup compared with the original model: the product of the speedups over the best variant so far.
         difference: Largest difference from the outputs of the original model, relative to the largest value.
         kept: Whether the variant was faster than all previous ones and its outputs were within the tolerance.
         note: Reason why the variant was rejected, or a remark.
@@ -275,8 +275,8 @@ class Search:
                 f"{type(model).__name__} returns random outputs or NaN, so variants cannot be compared with it. "
                 "Optimize a model with deterministic outputs, such as a task model."
             )
-        self.seconds, _ = race(self.best, self.best, images)
-        self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", self.seconds, 1.0, 0.0, True))
+        seconds, _ = race(self.best, self.best, images)
+        self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", seconds, 1.0, 0.0, True))
 
     def candidate(
         self, eager: HfViTPreTrainedModel, run: Run | None = None, accepts: Callable[[torch.Size], bool] | None = None
@@ -342,7 +342,7 @@ class Search:
         seconds = ratio = None
         if is_close:
             seconds, gain = race(candidate, self.best, self.images)
-            ratio = self.seconds / seconds
+            ratio = gain * (self.report.best.ratio or 1.0)
             if gain >= MIN_SPEEDUP:
                 self.best = candidate
             else:
