@@ -1,6 +1,7 @@
 """Test the audit of datasets and the selection of images to label."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from hf_vit.features.selection import select_images
 
 from ..helpers.datasets import truncate, write_instances, write_mask_folders
 from ..helpers.features import save_encoder
+from ..helpers.models import save_model, small_config
+from ..helpers.object_trainings import CLASSES, write_objects
 from ..helpers.options import call_command
 from ..helpers.pretraining import NUM_TRAIN, write_colors
 
@@ -197,6 +200,43 @@ def test_an_audit_without_model_names_the_missing_checks(tmp_path: Path, capsys:
     (tmp_path / "bad" / "0.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="None of the 1 images"):
         hf_vit.audit(tmp_path / "bad", output_dir=tmp_path / "other")
+
+
+def test_images_with_wrong_boxes_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_objects(tmp_path / "objects")
+    files = {split: data / split / "annotations.json" for split in ("train", "val")}
+    truth = [json.loads(file.read_text()) for file in files.values()]
+    other = save_model(hf_vit.HfViTForObjectDetection(small_config(num_labels=2)), tmp_path / "other")
+    with pytest.raises(ValueError, match="The model has no classes brick, leaf"):
+        hf_vit.audit(data, other, output_dir=tmp_path / "out")
+    names = dict(enumerate(CLASSES))
+    config = small_config(num_labels=2, id2label=names, label2id={name: number for number, name in names.items()})
+    model = save_model(hf_vit.HfViTForObjectDetection(config), tmp_path / "model")
+    answers = []  # the right boxes of each image, as a perfect detector predicts them
+    for content in truth:
+        for image in content["images"]:
+            own = [each for each in content["annotations"] if each["image_id"] == image["id"] and not each["iscrowd"]]
+            boxes = torch.tensor([each["bbox"] for each in own], dtype=torch.float32).reshape(-1, 4)
+            labels = torch.tensor([each["category_id"] - 1 for each in own], dtype=torch.int64)
+            boxes[:, 2:] += boxes[:, :2]
+            answers.append({"boxes": boxes, "labels": labels, "scores": torch.full((len(own),), 0.9)})
+    remaining = iter(answers)
+    monkeypatch.setattr(
+        hf_vit.HfViTImageProcessor, "post_process_object_detection", lambda *args, **options: [next(remaining)]
+    )
+    first = truth[0]["annotations"][0]
+    first["category_id"] = 3 - first["category_id"]
+    removed = truth[1]["annotations"].pop(0)
+    for file, content in zip(files.values(), truth, strict=True):
+        file.write_text(json.dumps(content))
+    table = hf_vit.audit(data, model, output_dir=tmp_path / "out", use_cpu=True, report=lambda _: None)
+    found = {(row["split"], Path(row["file"]).stem): row["text"] for row in table if "wrong_boxes" in row["issues"]}
+    given, right = CLASSES[first["category_id"] - 1], CLASSES[2 - first["category_id"]]
+    assert found == {
+        ("train", str(first["image_id"])): f"swapped: {given} → {right}",
+        ("validation", str(removed["image_id"])): f"overlooked: {CLASSES[removed['category_id'] - 1]}",
+    }
+    assert "swapped: " in (tmp_path / "out" / "audit.html").read_text()
 
 
 def test_cleaned_boxes_and_masks_can_be_loaded(tmp_path: Path) -> None:
