@@ -23,7 +23,7 @@ BAR_WIDTH = 300  # width of the longest bar in pixels
 # Title and explanation of each kind of issue, in the order of the page
 TEXTS = {
     "wrong_label": (
-        "Labels that are probably wrong",
+        "Labels that may be wrong",
         "A linear probe that was trained without the image predicts another class: given → suggested.",
     ),
     "wrong_boxes": (
