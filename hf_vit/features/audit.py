@@ -296,7 +296,7 @@ def _check_classes(found: Audit, features: np.ndarray) -> None:
     accuracy = float((probabilities.argmax(axis=1) == labels).mean())
     found.notes.append(
         f"The probe on the features agrees with {accuracy:.1%} of the labels. The lower this share, the more right "
-        "labels are reported as wrong."
+        "labels are reported as wrong: look at them before you remove any."
     )
 
 

@@ -1,7 +1,6 @@
 """Compare boxes and masks of a dataset with the predictions of a trained detector or segmenter."""
 
 from collections import Counter
-from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,33 +125,34 @@ def _rank_objects(
     The score of a difference is multiplied by e / (e + p), where p is the share of objects of the class that have
     another difference of the same kind with at least this score: what a weak model often contradicts is no evidence.
     """
-    values: dict[tuple[str, int], list[float]] = {}
+    values: dict[tuple[bool, int], list[float]] = {}
     for issue in (issue for issues in objects.values() for issue in issues):
-        values.setdefault((issue.kind, issue.label), []).append(-issue.score)
+        values.setdefault((issue.kind == "overlooked", issue.label), []).append(-issue.score)
     ordered = {key: np.sort(own) for key, own in values.items()}
-    totals = Counter(label for (_, label), own in values.items() for _ in own)
 
     def likelihood(issue: ObjectIssue) -> float:
-        others = np.searchsorted(ordered[issue.kind, issue.label], -issue.score, side="right") - 1
-        return issue.score * ERROR_RATE / (ERROR_RATE + float(others) / totals[issue.label])
+        scores = ordered[issue.kind == "overlooked", issue.label]
+        share = (np.searchsorted(scores, -issue.score, side="right") - 1) / len(scores)
+        return issue.score * ERROR_RATE / (ERROR_RATE + float(share))
 
     for number, issues in objects.items():
         worst = max(issues, key=likelihood, default=None)
         scores[number] = 0.0 if worst is None else likelihood(worst)
-        if worst is not None and scores[number] > BOX_CUT:
+        if worst is not None and scores[number] > BOX_CUT and (image := found.open(number)) is not None:
             other = f" → {names[worst.suggestion]}" if worst.suggestion != worst.label else ""
             found.texts[number] = f"{worst.kind.replace('_', ' ')}: {names[worst.label]}{other}"
-            found.pictures[number] = _drawn(found.open(number), issues, [likelihood(i) > BOX_CUT for i in issues])
+            given = [issue.box for issue in issues if issue.kind != "overlooked"]
+            found.pictures[number] = _drawn(image, given, [issue for issue in issues if likelihood(issue) > BOX_CUT])
     found.add("wrong_boxes", scores, np.nan_to_num(scores) > BOX_CUT)
 
 
-def _drawn(image: Image.Image, issues: list[ObjectIssue], is_likely: list[bool]) -> Image.Image:
-    """Return a small picture with the given boxes, and the boxes of likely differences in other colors."""
+def _drawn(image: Image.Image, given: list[list[float]], likely: list[ObjectIssue]) -> Image.Image:
+    """Return a small picture with the given boxes, and the boxes of likely errors in other colors."""
     picture = image.copy()
     picture.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     scale, pen = picture.width / image.width, ImageDraw.Draw(picture)
-    given = [(issue, COLORS["given"], 1) for issue in issues if issue.kind != "overlooked"]
-    likely = [(issue, COLORS[issue.kind], 3) for issue in compress(issues, is_likely)]
-    for issue, color, width in given + likely:
-        pen.rectangle([value * scale for value in issue.box], outline=color, width=width)
+    for box in given:
+        pen.rectangle([value * scale for value in box], outline=COLORS["given"])
+    for issue in likely:
+        pen.rectangle([value * scale for value in issue.box], outline=COLORS[issue.kind], width=3)
     return picture
