@@ -28,8 +28,7 @@ TEXTS = {
     ),
     "wrong_boxes": (
         "Boxes that the model contradicts",
-        "Green: given boxes. Red: no box given. Orange: badly located. Magenta: another class. Cyan: the model finds "
-        "no object.",
+        "Green: given boxes. Red: no box given. Magenta: another class. Cyan: the model finds no such object there.",
     ),
     "wrong_mask": ("Masks that the model contradicts", "Red: pixels whose given class is unlikely."),
     "duplicate": ("Identical images", "Each image has the same pixels as the image next to it."),

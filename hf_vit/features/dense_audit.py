@@ -29,7 +29,7 @@ BOX_CUT = 0.5  # score of an object above which its image is reported
 ERROR_RATE = 0.05  # share of wrong objects that is assumed
 MASK_CUT = 0.95  # score of a mask above which its image is reported
 PICTURE_SIDE = 320  # longer side of pictures in pixels
-COLORS = {"given": "lime", "overlooked": "red", "badly_located": "orange", "swapped": "magenta", "unconfirmed": "cyan"}
+COLORS = {"given": "lime", "overlooked": "red", "swapped": "magenta", "unconfirmed": "cyan"}
 
 
 def open_dense(data: str, model: str, output_dir: str) -> Task | None:
@@ -125,22 +125,22 @@ def _rank_objects(
     The score of a difference is multiplied by e / (e + p), where p is the share of objects of the class that have
     another difference of the same kind with at least this score: what a weak model often contradicts is no evidence.
     """
-    values: dict[tuple[bool, int], list[float]] = {}
+    values: dict[tuple[str, int], list[float]] = {}
     for issue in (issue for issues in objects.values() for issue in issues):
-        values.setdefault((issue.kind == "overlooked", issue.label), []).append(-issue.score)
+        values.setdefault((issue.kind, issue.label), []).append(-issue.score)
     ordered = {key: np.sort(own) for key, own in values.items()}
+    totals = Counter(label for (kind, label), own in values.items() if kind != "overlooked" for _ in own)
 
     def likelihood(issue: ObjectIssue) -> float:
-        scores = ordered[issue.kind == "overlooked", issue.label]
-        share = (np.searchsorted(scores, -issue.score, side="right") - 1) / len(scores)
-        return issue.score * ERROR_RATE / (ERROR_RATE + float(share))
+        others = float(np.searchsorted(ordered[issue.kind, issue.label], -issue.score, side="right") - 1)
+        return issue.score * ERROR_RATE / (ERROR_RATE + others / max(1, totals[issue.label]))
 
     for number, issues in objects.items():
         worst = max(issues, key=likelihood, default=None)
         scores[number] = 0.0 if worst is None else likelihood(worst)
         if worst is not None and scores[number] > BOX_CUT and (image := found.open(number)) is not None:
             other = f" → {names[worst.suggestion]}" if worst.suggestion != worst.label else ""
-            found.texts[number] = f"{worst.kind.replace('_', ' ')}: {names[worst.label]}{other}"
+            found.texts[number] = f"{worst.kind}: {names[worst.label]}{other}"
             given = [issue.box for issue in issues if issue.kind != "overlooked"]
             found.pictures[number] = _drawn(image, given, [issue for issue in issues if likelihood(issue) > BOX_CUT])
     found.add("wrong_boxes", scores, np.nan_to_num(scores) > BOX_CUT)

@@ -21,7 +21,7 @@ UNKNOWN = 0.01  # probability that an image belongs to no class
 LABEL_CUT = 0.9  # score of a label above which its image is reported
 LEAST_IMAGES = 2  # minimum number of images of a class; labels of smaller classes cannot be checked
 TEMPERATURE = 0.1  # of the softmin over pixels or objects: lower values give more weight to the worst
-MATCH_IOU = 0.5  # minimum IoU of two boxes of the same object
+LEAST_SUPPORT = 0.05  # support by predicted boxes that is hardly different from none
 
 
 def out_of_sample_probabilities(features: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -86,8 +86,8 @@ class ObjectIssue(NamedTuple):
     """A given box that the predictions contradict, or a predicted box that is not given.
 
     Args:
-        kind: "overlooked" (not given), "swapped" (another class is predicted), "badly_located" (a predicted box of the
-            class overlaps little), or "unconfirmed" (no predicted box, or one of low score).
+        kind: "overlooked" (not given), "swapped" (another class is predicted), or "unconfirmed" (no predicted box of
+            high score has this class and location).
         score: Confidence that the annotation is wrong, in [0, 1].
         box: (4,) box in pixels: the given box, or the predicted box of an overlooked object.
         label: Number of the given class, or of the class of an overlooked object.
@@ -104,9 +104,9 @@ class ObjectIssue(NamedTuple):
 def find_object_issues(target: Mapping[str, Tensor], prediction: Mapping[str, Tensor]) -> list[ObjectIssue]:
     """Compare given and predicted boxes. Return an issue for each given and each predicted box.
 
-    A predicted box supports a given box by its score times their IoU. The score of a given box is one minus the
-    highest support by a box of the same class. The score of a predicted box is its own score times one minus the
-    highest IoU with a given box.
+    A predicted box supports a given box by its score times their IoU. Let p and q be the highest support by boxes of
+    the given class and of other classes. The score of a given box is q / (p + q + `LEAST_SUPPORT`) if q is higher, and
+    1 - p otherwise. The score of a predicted box is its own score times (1 - IoU) with the nearest given box.
 
     Args:
         target: `boxes` (G, 4) as corners in pixels, `class_labels` (G,) and `is_crowd` (G,).
@@ -125,12 +125,11 @@ def find_object_issues(target: Mapping[str, Tensor], prediction: Mapping[str, Te
         if target["is_crowd"][g]:
             continue
         label = suggestion = int(classes[g])
-        kind = "unconfirmed"
+        kind, score = "unconfirmed", 1 - float(own[g])
         if other[g] > own[g]:
-            kind, suggestion = "swapped", int(labels[supports[1][g].argmax()])
-        elif own[g] > 0 and overlap[g, supports[0][g].argmax()] < MATCH_IOU:
-            kind = "badly_located"
-        issues.append(ObjectIssue(kind, 1 - float(own[g]), box, label, suggestion))
+            suggestion = int(labels[supports[1][g].argmax()])
+            kind, score = "swapped", float(other[g] / (own[g] + other[g] + LEAST_SUPPORT))
+        issues.append(ObjectIssue(kind, score, box, label, suggestion))
     unmatched = scores * (1 - overlap.max(axis=0, initial=0))
     for box, label, score in zip(boxes.tolist(), labels.tolist(), unmatched.tolist(), strict=True):
         issues.append(ObjectIssue("overlooked", score, box, label, label))
