@@ -1,4 +1,4 @@
-"""Find images whose label is probably wrong, and objects and masks that a trained model contradicts.
+"""Find images whose label may be wrong, and objects and masks that a trained model contradicts.
 
 Shapes: N images, D features, K classes, H W pixels, G given boxes, B predicted boxes.
 """

@@ -57,9 +57,14 @@ def test_copies_are_found_and_other_images_are_not() -> None:
         photos[3].crop((5, 2, 113, 83)),  # a crop of 90 %
         ImageOps.mirror(photos[4]).crop((8, 6, 116, 87)),
     ]
-    pairs, scores = find_near_duplicates(torch.stack([thumbnail(image) for image in photos + copies]))
-    assert pairs.tolist() == [[number, 30 + number] for number in range(5)]
+    thumbnails, same = torch.stack([thumbnail(image) for image in photos + copies]), [[n, 30 + n] for n in range(5)]
+    pairs, scores = find_near_duplicates(thumbnails)
+    assert pairs.tolist() == same
     assert ((scores > 0.8) & (scores <= 1.0001)).all()
+    features = torch.eye(35)  # of different objects
+    assert find_near_duplicates(thumbnails, features)[0].tolist() == []
+    features[30:] = features[:5]
+    assert find_near_duplicates(thumbnails, features)[0].tolist() == same
     assert find_near_duplicates(torch.stack([thumbnail(photos[0])]))[0].shape == (0, 2)
 
 
