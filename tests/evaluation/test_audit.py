@@ -245,6 +245,29 @@ def test_images_with_wrong_boxes_are_reported(tmp_path: Path, monkeypatch: pytes
     assert "swapped: " in (tmp_path / "out" / "audit.html").read_text()
 
 
+def test_images_with_a_wrong_mask_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_mask_folders(tmp_path / "masks")
+    loaded = load_semantic_segmentation(str(data))
+    names = dict(enumerate(loaded.names))
+    config = small_config(num_labels=3, id2label=names, label2id={name: number for number, name in names.items()})
+    model = save_model(hf_vit.HfViTForSemanticSegmentation(config), tmp_path / "model")
+    masks = [each["segmentation_map"].long() for split in loaded.splits for each in loaded.examples(split)]
+    scores = [torch.nn.functional.one_hot(mask % 255 % 3, 3).movedim(-1, 0) * 0.97 + 0.01 for mask in masks]
+    answers = iter([{"segmentation_scores": each} for each in scores])  # a nearly perfect segmenter
+    monkeypatch.setattr(
+        hf_vit.HfViTImageProcessor, "post_process_semantic_segmentation", lambda *args, **options: [next(answers)]
+    )
+    file = data / "train" / "masks" / "1.png"
+    mask = np.asarray(Image.open(file)).copy()
+    mask[:4, :4] = (mask[:4, :4] % 255 + 1) % 3
+    Image.fromarray(mask).save(file)
+    table = hf_vit.audit(data, model, output_dir=tmp_path / "out", use_cpu=True, report=lambda _: None)
+    found = {Path(row["file"]).stem: row["text"] for row in table if "wrong_mask" in row["issues"]}
+    assert [*found] == ["1"]
+    assert "of the pixels: " in found["1"]
+    assert "of the pixels: " in (tmp_path / "out" / "audit.html").read_text()
+
+
 def test_cleaned_boxes_and_masks_can_be_loaded(tmp_path: Path) -> None:
     boxes = ({"category_id": 3, "bbox": [1, 1, 4, 3]}, {"category_id": 7, "bbox": [5, 4, 3, 2], "iscrowd": 1})
     data = load_object_detection(str(write_instances(tmp_path / "boxes", *boxes)))
