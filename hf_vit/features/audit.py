@@ -26,7 +26,6 @@ from ..model.image_inputs import read_image
 from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.tasks.base import Task, file_name
-from ..training.tasks.object_detection import ObjectDetection
 from .audit_page import TEXTS, write_page
 from .dense_audit import check_dense_labels, open_dense
 from .extraction import ExtractionArguments, extract_features
@@ -49,7 +48,6 @@ class Audit:
         data: Path or name of the dataset.
         model: Model that computed features or predictions; empty without a model.
         splits: Images of each split, and their targets.
-        facts: Properties of each image.
         scores: Scores (N,) of each kind of issue, higher for worse images; NaN for images that were not checked.
         found: Whether each image (N,) has an issue of each kind.
         labels: Class name of each image; None if unknown.
@@ -65,7 +63,6 @@ class Audit:
     data: str
     model: str
     splits: DatasetDict
-    facts: list[ImageFacts] = field(default_factory=list)
     scores: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
     labels: list[str | None] = field(default_factory=list)
@@ -182,12 +179,12 @@ def audit(
         load_unlabeled_images([data], label_column_name=label_column_name) if dense is None else dense.loaded.splits
     )
     found = Audit(data, model, splits)
-    _check_images(found)
+    facts = _check_images(found)
     options = {"batch_size": batch_size, "use_cpu": use_cpu}
     features = extract_all(splits, data, model, folder / "features", **options) if model else None
-    _compare_images(found, features)
+    _compare_images(found, facts, features)
     if dense is not None:
-        _check_dense(found, dense, open_processes(use_cpu).device)
+        check_dense_labels(found, dense, open_processes(use_cpu).device)
     elif features is not None:
         _check_classes(found, features)
     _save(found, folder, cleaned, dense, report)
@@ -208,17 +205,15 @@ def extract_all(splits: DatasetDict, data: str, model: str, folder: Path, **opti
     vectors = []
     for name, rows in splits.items():
         files, known = read_features(folder, name, "mean")
-        own, place = np.full((len(rows), known.shape[1]), np.nan, np.float32), 0
-        for number, file in enumerate(rows["file"][:]):  # unreadable images have no features
-            if place < len(files) and files[place] == file:
-                own[number], place = known[place], place + 1
+        own = np.full((len(rows), known.shape[1]), np.nan, np.float32)
+        own[np.isin(rows["file"][:], files)] = known  # unreadable images have no features
         vectors.append(own)
     return np.concatenate(vectors)
 
 
-def _check_images(found: Audit) -> None:
-    """Read all images and find broken, dark, blank and tiny ones; set the labels."""
-    found.facts = facts = [own for rows in found.splits.values() for own in read_facts(rows)]
+def _check_images(found: Audit) -> list[ImageFacts]:
+    """Read all images and find broken, dark, blank and tiny ones; set the labels. Return the facts of each image."""
+    facts = [own for rows in found.splits.values() for own in read_facts(rows)]
     if all(own.fault for own in facts):
         raise ValueError(f"None of the {len(facts):,} images of {found.data} can be read: {facts[0].fault}")
     for kind, (scores, flags) in quality_scores(facts).items():
@@ -233,11 +228,12 @@ def _check_images(found: Audit) -> None:
         found.labels += labels
         for label, count in Counter(filter(None, labels)).items():
             found.counts.setdefault(label, Counter())[name] += count
+    return facts
 
 
-def _compare_images(found: Audit, features: np.ndarray | None) -> None:
+def _compare_images(found: Audit, facts: list[ImageFacts], features: np.ndarray | None) -> None:
     """Find copies and, given features (N, D), images unlike the rest."""
-    facts, readable = found.facts, np.flatnonzero(~found.found["broken"])
+    readable = np.flatnonzero(~found.found["broken"])
     _, first, checksum = np.unique(
         [facts[n].checksum for n in readable.tolist()], return_index=True, return_inverse=True
     )
@@ -300,20 +296,8 @@ def _check_classes(found: Audit, features: np.ndarray) -> None:
     accuracy = float((probabilities.argmax(axis=1) == labels).mean())
     found.notes.append(
         f"The probe on the features agrees with {accuracy:.1%} of the labels. The lower this share, the more right "
-        "labels are reported as wrong."
+        "labels are reported as wrong: look at them before you remove any."
     )
-
-
-def _check_dense(found: Audit, task: Task, device: torch.device) -> None:
-    issues = check_dense_labels(task, found.model, device)
-    found.add("wrong_boxes" if isinstance(task, ObjectDetection) else "wrong_mask", issues.score, issues.is_found)
-    found.pictures, found.counts = issues.pictures, issues.counts
-    found.texts = [fault or text for fault, text in zip(found.texts, issues.texts, strict=True)]
-    found.notes.append("Boxes and masks on which the model was trained cannot be checked: it repeats their errors.")
-    if "wrong_boxes" in found.scores:
-        found.notes.append("Only an accurate detector finds wrong boxes. A weak one contradicts right boxes, too.")
-    if faults := list(issues.faults.values()):
-        found.notes.append(f"{len(faults):,} images with invalid targets were not compared: {joined(faults)}.")
 
 
 def _save(found: Audit, folder: Path, write: Path | None, task: Task | None, report: Callable[[str], None]) -> None:
@@ -368,12 +352,11 @@ def _with_objects(rows: Dataset, names: Sequence[str]) -> Dataset:
     objects |= {"iscrowd": List(Value("bool"))}
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:
-        corners = np.array(row["boxes"], np.float32).reshape(-1, 4)
-        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-        found = {"bbox": boxes.tolist(), "category": row["class_labels"], "iscrowd": row["is_crowd"]}
-        return {"image": row["image"], "objects": found}
+        boxes = np.array(row["boxes"], np.float32).reshape(-1, 4)
+        boxes[:, 2:] -= boxes[:, :2]  # from corners to sizes
+        return {"objects": {"bbox": boxes.tolist(), "category": row["class_labels"], "iscrowd": row["is_crowd"]}}
 
-    encoded = rows.cast_column("image", Image(decode=False))
+    others = [name for name in rows.column_names if name != "image"]
     features = Features({"image": Image(decode=False), "objects": objects})
-    converted = encoded.map(convert, remove_columns=rows.column_names, features=features)
+    converted = rows.cast_column("image", Image(decode=False)).map(convert, remove_columns=others, features=features)
     return converted.cast_column("image", image)

@@ -23,13 +23,12 @@ BAR_WIDTH = 300  # width of the longest bar in pixels
 # Title and explanation of each kind of issue, in the order of the page
 TEXTS = {
     "wrong_label": (
-        "Labels that are probably wrong",
+        "Labels that may be wrong",
         "A linear probe that was trained without the image predicts another class: given → suggested.",
     ),
     "wrong_boxes": (
         "Boxes that the model contradicts",
-        "Green: given boxes. Red: no box given. Orange: badly located. Magenta: another class. Cyan: the model finds "
-        "no object.",
+        "Green: given boxes. Red: no box given. Magenta: another class. Cyan: the model finds no such object there.",
     ),
     "wrong_mask": ("Masks that the model contradicts", "Red: pixels whose given class is unlikely."),
     "duplicate": ("Identical images", "Each image has the same pixels as the image next to it."),
@@ -74,16 +73,15 @@ def _section(audit: "Audit", kind: str) -> dict[str, Any]:
 
 
 def _tile(audit: "Audit", kind: str, number: int, is_wide: bool) -> dict[str, Any]:
-    numbers, pictures = [number], [audit.pictures.get(number) if is_wide else audit.open(number)]
-    if kind in ("duplicate", "near_duplicate"):
-        numbers.append(int(audit.copy_of[number]))
-        pictures.append(audit.open(numbers[-1]))
-    label, other = audit.labels[number] or "", audit.suggestions[number]
-    text = f"{label} → {other}" if kind == "wrong_label" else audit.texts[number] if is_wide else label
-    text = audit.texts[number] if kind == "broken" else text
-    files = [f"{audit.split_of[n]}: {os.path.relpath(audit.files[n], audit.root)}" for n in numbers]
-    if len(numbers) == 2:
+    numbers = [number, int(audit.copy_of[number])] if "duplicate" in kind else [number]
+    if kind == "wrong_label":
+        text = f"{audit.labels[number]} → {audit.suggestions[number]}"
+    elif is_wide or kind == "broken":
+        text = audit.texts[number]
+    else:
         text = " / ".join(dict.fromkeys(audit.labels[n] or "" for n in numbers))
+    pictures = [audit.pictures.get(number)] if is_wide else [audit.open(n) for n in numbers]
+    files = [f"{audit.split_of[n]}: {os.path.relpath(audit.files[n], audit.root)}" for n in numbers]
     shown = [encode_picture(picture) for picture in pictures if picture is not None]
     return {"pictures": shown, "text": text, "score": f"{audit.scores[kind][number]:.2f}", "files": files}
 

@@ -109,11 +109,6 @@ def outlier_scores(features: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray
         distance[groups[rows, None] == groups] = 2.0
         distances.append(distance.topk(NUM_NEIGHBORS, largest=False).values.mean(dim=1) / 2)
     score[is_known] = torch.cat(distances).numpy()
-    return score, is_unusual(score)
-
-
-def is_unusual(scores: np.ndarray) -> np.ndarray:
-    """Return whether each score (N,) is far above the median, measured by the median absolute deviation."""
-    median = np.nanmedian(scores)
-    deviation = 1.4826 * np.nanmedian(np.abs(scores - median))
-    return np.nan_to_num(scores, nan=-np.inf) > median + CUT * max(float(deviation), 1e-6)
+    median = np.nanmedian(score)
+    deviation = 1.4826 * np.nanmedian(np.abs(score - median))  # standard deviation of a normal distribution
+    return score, np.nan_to_num(score, nan=-np.inf) > median + CUT * max(float(deviation), 1e-6)

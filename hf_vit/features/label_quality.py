@@ -1,4 +1,4 @@
-"""Find images whose label is probably wrong, and objects and masks that a trained model contradicts.
+"""Find images whose label may be wrong, and objects and masks that a trained model contradicts.
 
 Shapes: N images, D features, K classes, H W pixels, G given boxes, B predicted boxes.
 """
@@ -21,8 +21,7 @@ UNKNOWN = 0.01  # probability that an image belongs to no class
 LABEL_CUT = 0.9  # score of a label above which its image is reported
 LEAST_IMAGES = 2  # minimum number of images of a class; labels of smaller classes cannot be checked
 TEMPERATURE = 0.1  # of the softmin over pixels or objects: lower values give more weight to the worst
-MATCH_IOU = 0.5  # minimum IoU of two boxes of the same object
-LEAST_SIMILAR = 0.1  # minimum IoU of two boxes that can be matched
+LEAST_SUPPORT = 0.05  # support by predicted boxes that is hardly different from none
 
 
 def out_of_sample_probabilities(features: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -84,12 +83,12 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
 
 
 class ObjectIssue(NamedTuple):
-    """A difference between the given and the predicted boxes of an image.
+    """A given box that the predictions contradict, or a predicted box that is not given.
 
     Args:
-        kind: "overlooked" (no given box), "badly_located", "swapped" (another class) or "unconfirmed" (no predicted
-            box).
-        score: Confidence of the difference, in [0, 1].
+        kind: "overlooked" (not given), "swapped" (another class is predicted), or "unconfirmed" (no predicted box of
+            high score has this class and location).
+        score: Confidence that the annotation is wrong, in [0, 1].
         box: (4,) box in pixels: the given box, or the predicted box of an overlooked object.
         label: Number of the given class, or of the class of an overlooked object.
         suggestion: Number of the predicted class.
@@ -103,41 +102,38 @@ class ObjectIssue(NamedTuple):
 
 
 def find_object_issues(target: Mapping[str, Tensor], prediction: Mapping[str, Tensor]) -> list[ObjectIssue]:
-    """Compare given and predicted boxes, similar to ObjectLab (Tkachenko et al., https://arxiv.org/abs/2309.00832).
+    """Compare given and predicted boxes. Return an issue for each given and each predicted box.
 
-    Given and predicted boxes are matched one to one by IoU times score.
+    A predicted box supports a given box by its score times their IoU. Let p and q be the highest support by boxes of
+    the given class and of other classes. The score of a given box is q / (p + q + `LEAST_SUPPORT`) if q is higher, and
+    1 - p otherwise. The score of a predicted box is its own score times (1 - IoU) with the nearest given box.
 
     Args:
         target: `boxes` (G, 4) as corners in pixels, `class_labels` (G,) and `is_crowd` (G,).
         prediction: `boxes` (B, 4), `labels` (B,) and `scores` (B,).
     """
-    from scipy.optimize import linear_sum_assignment  # imported lazily: scipy is optional
     from torchvision.ops import box_iou  # imported lazily: torchvision is optional
 
-    given, classes = target["boxes"].float(), target["class_labels"].tolist()
-    boxes, labels, scores = prediction["boxes"].float(), prediction["labels"].tolist(), prediction["scores"].tolist()
-    overlap = box_iou(given, boxes).numpy(force=True)  # (G, B)
-    is_same = np.equal.outer(classes, labels) if classes and labels else np.zeros(overlap.shape, bool)
-    value = overlap * np.array(scores) * np.where(is_same, 1, 0.5) * (overlap > LEAST_SIMILAR)
-    matches = {g: b for g, b in zip(*linear_sum_assignment(-value), strict=True) if value[g, b] > 0}
+    boxes, scores = prediction["boxes"].float(), prediction["scores"].numpy(force=True)
+    classes, labels = target["class_labels"].numpy(force=True), prediction["labels"].numpy(force=True)
+    overlap = box_iou(target["boxes"].float(), boxes).numpy(force=True)  # (G, B)
+    is_same = classes[:, None] == labels
+    supports = [np.where(chosen, overlap * scores, 0) for chosen in (is_same, ~is_same)]
+    own, other = (support.max(axis=1, initial=0) for support in supports)  # (G,)
     issues = []
-    for g, box in enumerate(given.tolist()):
-        b = matches.get(g)
-        if b is None:
-            issues.append(
-                ObjectIssue("unconfirmed", 1 - float(overlap[g].max(initial=0)), box, classes[g], classes[g])
-            )
-        elif classes[g] != labels[b] and overlap[g, b] >= MATCH_IOU:
-            issues.append(ObjectIssue("swapped", scores[b] * float(overlap[g, b]), box, classes[g], labels[b]))
-        else:
-            score = scores[b] * (1 - float(overlap[g, b]))
-            issues.append(ObjectIssue("badly_located", score, box, classes[g], labels[b]))
-    for b in {*range(len(labels))} - {*matches.values()}:
-        score = scores[b] * (1 - float(overlap[:, b].max(initial=0)))
-        issues.append(ObjectIssue("overlooked", score, boxes[b].tolist(), labels[b], labels[b]))
-    is_crowd = target["is_crowd"].tolist()
-    crowds = [box for box, crowd in zip(given.tolist(), is_crowd, strict=True) if crowd]
-    return [issue for issue in issues if issue.box not in crowds]
+    for g, box in enumerate(target["boxes"].tolist()):
+        if target["is_crowd"][g]:
+            continue
+        label = suggestion = int(classes[g])
+        kind, score = "unconfirmed", 1 - float(own[g])
+        if other[g] > own[g]:
+            suggestion = int(labels[supports[1][g].argmax()])
+            kind, score = "swapped", float(other[g] / (own[g] + other[g] + LEAST_SUPPORT))
+        issues.append(ObjectIssue(kind, score, box, label, suggestion))
+    unmatched = scores * (1 - overlap.max(axis=0, initial=0))
+    for box, label, score in zip(boxes.tolist(), labels.tolist(), unmatched.tolist(), strict=True):
+        issues.append(ObjectIssue("overlooked", score, box, label, label))
+    return issues
 
 
 def mask_issue_score(mask: Tensor, probabilities: Tensor) -> float:

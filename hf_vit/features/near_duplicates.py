@@ -17,6 +17,7 @@ SIDE = 32  # side of thumbnails in pixels
 SIMILAR = 0.82  # correlation of the details of aligned thumbnails above which a pair counts as near duplicates
 NUM_CANDIDATES = 4  # number of nearest neighbors that are verified, in thumbnails, mirrored thumbnails and features
 LEAST_COARSE = 0.6  # minimum correlation of blurred thumbnails before alignment; candidates below are skipped
+LEAST_FEATURES = 0.4  # minimum cosine similarity of centered features; two skirts of the same cut are below it
 LEAST_REFINED = 0.5  # minimum correlation of details after the first alignment; other pairs are not refined
 NUM_STEPS, STEP_SIZE = 20, 0.02  # steps of the alignment, and their size relative to half the side
 LEAST_CONTRAST = 4.0  # contrast in gray levels that is added, so that noise is not amplified
@@ -36,15 +37,18 @@ def find_near_duplicates(
     Returns:
         Indices (P, 2) of the images of each pair, and the correlation (P,) of their details in [`SIMILAR`, 1].
     """
+    vectors = None if features is None else F.normalize(features - features.nanmean(dim=0), dim=1).nan_to_num()
     coarse, mirrored = (_normalized(_blurred(images, 2)) for images in (thumbnails, thumbnails.flip(-1)))
     found = [_neighbors(coarse, coarse), _neighbors(mirrored, coarse)]
-    if features is not None:
-        vectors = F.normalize(features.nan_to_num(), dim=1)
+    if vectors is not None:
         found.append(_neighbors(vectors, vectors))
     pairs = torch.cat(found).sort(dim=1).values.unique(dim=0)  # (P, 2)
     first, second = pairs.T
     reach = torch.maximum((coarse[first] * coarse[second]).sum(1), (mirrored[first] * coarse[second]).sum(1))
-    pairs = pairs[reach > LEAST_COARSE]
+    is_close = reach > LEAST_COARSE
+    if vectors is not None:
+        is_close &= (vectors[first] * vectors[second]).sum(1) > LEAST_FEATURES
+    pairs = pairs[is_close]
     scores = []
     with logging.tqdm(total=len(pairs), desc="Comparing pairs", disable=not show_progress) as bar:
         for chunk in pairs.split(CHUNK_SIZE) if len(pairs) else ():

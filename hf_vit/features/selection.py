@@ -24,7 +24,6 @@ from .audit import Audit, extract_all
 
 
 LIST, SHEET = "selected.csv", "selected.png"
-NUM_NEIGHBORS = 20  # number of neighbors whose mean distance shows how typical an image is
 MAX_CLUSTERS = 500
 LABELS_PER_CLASS = 10  # number of labeled images per class from which the uncertainty is used
 NUM_DROPS, DROP_RATE = 3, 0.75  # number of predictions with dropped features, and the share that is dropped
@@ -41,10 +40,10 @@ def select_images(
 ) -> list[int]:
     """Return the numbers of the images to label next, most useful first.
 
-    With few labels, the most typical image of each cluster is selected, in the order of cluster sizes, without
-    clusters that contain labeled images (TypiClust, https://arxiv.org/abs/2202.02794). With at least
-    `LABELS_PER_CLASS` labels per class, the images are selected among those whose predicted class changes if features
-    are dropped: those closest to the centers of `budget` clusters (DropQuery, https://arxiv.org/abs/2401.14555).
+    The images are those closest to the centers of clusters of features whose principal components are balanced. With
+    few labels, all images are clustered, and clusters without labeled images come first, the largest first (TypiClust,
+    https://arxiv.org/abs/2202.02794). With at least `LABELS_PER_CLASS` labels per class, only images are clustered
+    whose predicted class changes if features are dropped (DropQuery, https://arxiv.org/abs/2401.14555).
 
     Args:
         features: (N, D) features of the images to select from.
@@ -54,60 +53,51 @@ def select_images(
         seed: Seed of the clusters and of the dropped features.
     """
     known = np.zeros((0, features.shape[1]), np.float32) if labeled is None else labeled
-    every = np.concatenate([features, known])
-    every = every - every.mean(axis=0)  # The common part of all features would dominate their similarity.
-    vectors, known_vectors = np.split(
-        every / np.linalg.norm(every, axis=1, keepdims=True).clip(1e-12), [len(features)]
-    )
+    vectors, covered = np.split(_balanced(np.concatenate([features, known])), [len(features)])
     selected: list[int] = []
     if labels is not None and len(labels) >= LABELS_PER_CLASS * len(np.unique(labels)) > LABELS_PER_CLASS:
         uncertain = np.flatnonzero(_is_uncertain(features, known, labels, seed))
-        if len(uncertain) > budget:
-            return [int(uncertain[n]) for n in _central(vectors[uncertain], budget, seed)]
-        selected = [int(n) for n in uncertain]
+        selected = uncertain[_cover(vectors[uncertain], covered[:0], min(budget, len(uncertain)), seed)].tolist()
     rest = np.setdiff1d(np.arange(len(features)), selected)
-    covered = np.concatenate([known_vectors, vectors[selected]])
-    if len(selected) < budget:
-        selected += [int(rest[n]) for n in _typical(vectors[rest], covered, budget - len(selected), seed)]
-    return selected
+    others = _cover(vectors[rest], np.concatenate([covered, vectors[selected]]), budget - len(selected), seed)
+    return selected + [int(n) for n in rest[others]]
 
 
-def _clusters(vectors: np.ndarray, count: int, seed: int) -> Any:
+def _balanced(features: np.ndarray) -> np.ndarray:
+    """Return unit vectors (N, C) of the principal components, each divided by the root of its standard deviation.
+
+    Otherwise, few components would dominate the distances, and the clusters would not be classes.
+    """
+    centered = features - features.mean(axis=0)
+    _, deviation, axes = np.linalg.svd(centered, full_matrices=False)
+    vectors: np.ndarray = centered @ (axes / np.sqrt(deviation.clip(1e-6 * deviation[0] + 1e-12))[:, None]).T
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+
+
+def _cover(vectors: np.ndarray, covered: np.ndarray, budget: int, seed: int) -> list[int]:
+    """Return the vectors nearest to cluster centers, starting with the largest clusters that are not covered."""
     from sklearn.cluster import KMeans  # imported lazily: scikit-learn is optional
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Number of distinct clusters")  # copies of images
-        return KMeans(count, n_init=1, random_state=seed).fit(vectors)
-
-
-def _typical(vectors: np.ndarray, covered: np.ndarray, budget: int, seed: int) -> list[int]:
-    """Return the most typical vector of each cluster, starting with the largest clusters that are not covered."""
+    if not budget:
+        return []
     every = np.concatenate([vectors, covered])
     count = min(len(covered) + budget, max(MAX_CLUSTERS, budget), len(every))
-    cluster = _clusters(every, count, seed).labels_
-    num_covered, sizes = Counter(cluster[len(vectors) :].tolist()), Counter(cluster.tolist())
-    left = {c: np.flatnonzero(cluster[: len(vectors)] == c).tolist() for c in sizes}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Number of distinct clusters")  # copies of images
+        found = KMeans(count, n_init=1, random_state=seed).fit(every)
+    own, sizes = found.labels_[: len(vectors)], Counter(found.labels_.tolist())
+    num_covered = Counter(found.labels_[len(vectors) :].tolist())
+    distance = ((vectors - found.cluster_centers_[own]) ** 2).sum(axis=1)
+    left: dict[int, list[int]] = {}
+    for n in np.argsort(distance, kind="stable").tolist():
+        left.setdefault(int(own[n]), []).append(n)
     selected: list[int] = []
     while len(selected) < budget:
         # The number of selected images of a cluster comes first, its size second.
         c = min((c for c in left if left[c]), key=lambda c: (num_covered[c], -sizes[c]))
-        members = every[cluster == c]
-        distance = 1 - vectors[left[c]] @ members.T  # includes the distance 0 of each image to itself
-        nearest = np.sort(distance, axis=1)[:, 1 : NUM_NEIGHBORS + 1]
-        best = left[c].pop(int(nearest.mean(axis=1).argmin()) if nearest.shape[1] else 0)
         num_covered[c] += 1
-        selected.append(best)
+        selected.append(left[c].pop(0))
     return selected
-
-
-def _central(vectors: np.ndarray, budget: int, seed: int) -> list[int]:
-    """Return the vectors that are nearest to the centers of `budget` clusters, starting with the largest cluster."""
-    found = _clusters(vectors, budget, seed)
-    sizes = np.bincount(found.labels_, minlength=budget)
-    distance = ((vectors - found.cluster_centers_[found.labels_]) ** 2).sum(axis=1)
-    order = np.argsort(distance, kind="stable")
-    selected = [int(order[found.labels_[order] == c][0]) for c in np.argsort(-sizes) if sizes[c]]
-    return [*selected, *(n for n in order.tolist() if n not in selected)][:budget]  # copies may leave clusters empty
 
 
 def _is_uncertain(features: np.ndarray, known: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Test the audit of datasets and the selection of images to label."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from hf_vit.features.selection import select_images
 
 from ..helpers.datasets import truncate, write_instances, write_mask_folders
 from ..helpers.features import save_encoder
+from ..helpers.models import save_model, small_config
+from ..helpers.object_trainings import CLASSES, write_objects
 from ..helpers.options import call_command
 from ..helpers.pretraining import NUM_TRAIN, write_colors
 
@@ -54,9 +57,14 @@ def test_copies_are_found_and_other_images_are_not() -> None:
         photos[3].crop((5, 2, 113, 83)),  # a crop of 90 %
         ImageOps.mirror(photos[4]).crop((8, 6, 116, 87)),
     ]
-    pairs, scores = find_near_duplicates(torch.stack([thumbnail(image) for image in photos + copies]))
-    assert pairs.tolist() == [[number, 30 + number] for number in range(5)]
+    thumbnails, same = torch.stack([thumbnail(image) for image in photos + copies]), [[n, 30 + n] for n in range(5)]
+    pairs, scores = find_near_duplicates(thumbnails)
+    assert pairs.tolist() == same
     assert ((scores > 0.8) & (scores <= 1.0001)).all()
+    features = torch.eye(35)  # of different objects
+    assert find_near_duplicates(thumbnails, features)[0].tolist() == []
+    features[30:] = features[:5]
+    assert find_near_duplicates(thumbnails, features)[0].tolist() == same
     assert find_near_duplicates(torch.stack([thumbnail(photos[0])]))[0].shape == (0, 2)
 
 
@@ -108,19 +116,20 @@ def test_each_kind_of_wrong_box_is_found() -> None:
         "labels": torch.tensor([0, 0, 0, 1]),
         "scores": torch.tensor([0.9, 0.9, 0.9, 0.9]),
     }
-    issues = {tuple(issue.box): issue for issue in find_object_issues(target, prediction)}
-    assert issues[0, 0, 20, 20].score == 0
-    assert issues[50, 0, 70, 20].kind == "badly_located"
-    assert issues[50, 0, 70, 20].score == pytest.approx(0.6)
-    found = issues[0, 40, 20, 60]
+    issues = find_object_issues(target, prediction)
+    given = {tuple(issue.box): issue for issue in issues if issue.kind != "overlooked"}
+    assert given[0, 0, 20, 20].score == pytest.approx(0.1)
+    assert given[50, 0, 70, 20].kind == "unconfirmed"
+    assert given[50, 0, 70, 20].score == pytest.approx(0.7)
+    found = given[0, 40, 20, 60]
     assert (found.kind, found.label, found.suggestion) == ("swapped", 1, 0)
-    assert found.score == pytest.approx(0.9)
-    assert issues[80, 80, 99, 99].kind == "unconfirmed"
-    assert issues[80, 80, 99, 99].score == 1
-    assert issues[40, 40, 60, 60].kind == "overlooked"
-    assert issues[40, 40, 60, 60].score == pytest.approx(0.9)
+    assert found.score == pytest.approx(0.9 / 0.95)
+    assert given[80, 80, 99, 99].kind == "unconfirmed"
+    assert given[80, 80, 99, 99].score == 1
+    overlooked = {tuple(issue.box): issue.score for issue in issues if issue.kind == "overlooked"}
+    assert overlooked == pytest.approx({tuple(good): 0, tuple(moved): 0.6, tuple(swapped): 0, tuple(missing): 0.9})
     target["is_crowd"][3] = True
-    assert len(find_object_issues(target, prediction)) == 4
+    assert len(find_object_issues(target, prediction)) == 7
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
     assert {issue.kind for issue in find_object_issues(target, none)} == {"unconfirmed"}
 
@@ -197,6 +206,66 @@ def test_an_audit_without_model_names_the_missing_checks(tmp_path: Path, capsys:
     (tmp_path / "bad" / "0.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="None of the 1 images"):
         hf_vit.audit(tmp_path / "bad", output_dir=tmp_path / "other")
+
+
+def test_images_with_wrong_boxes_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_objects(tmp_path / "objects")
+    files = {split: data / split / "annotations.json" for split in ("train", "val")}
+    truth = [json.loads(file.read_text()) for file in files.values()]
+    other = save_model(hf_vit.HfViTForObjectDetection(small_config(num_labels=2)), tmp_path / "other")
+    with pytest.raises(ValueError, match="The model has no classes brick, leaf"):
+        hf_vit.audit(data, other, output_dir=tmp_path / "out")
+    names = dict(enumerate(CLASSES))
+    config = small_config(num_labels=2, id2label=names, label2id={name: number for number, name in names.items()})
+    model = save_model(hf_vit.HfViTForObjectDetection(config), tmp_path / "model")
+    answers = []  # the right boxes of each image, as a perfect detector predicts them
+    for content in truth:
+        for image in content["images"]:
+            own = [each for each in content["annotations"] if each["image_id"] == image["id"] and not each["iscrowd"]]
+            boxes = torch.tensor([each["bbox"] for each in own], dtype=torch.float32).reshape(-1, 4)
+            labels = torch.tensor([each["category_id"] - 1 for each in own], dtype=torch.int64)
+            boxes[:, 2:] += boxes[:, :2]
+            answers.append({"boxes": boxes, "labels": labels, "scores": torch.full((len(own),), 0.9)})
+    remaining = iter(answers)
+    monkeypatch.setattr(
+        hf_vit.HfViTImageProcessor, "post_process_object_detection", lambda *args, **options: [next(remaining)]
+    )
+    first = truth[0]["annotations"][0]
+    first["category_id"] = 3 - first["category_id"]
+    removed = truth[1]["annotations"].pop(0)
+    for file, content in zip(files.values(), truth, strict=True):
+        file.write_text(json.dumps(content))
+    table = hf_vit.audit(data, model, output_dir=tmp_path / "out", use_cpu=True, report=lambda _: None)
+    found = {(row["split"], Path(row["file"]).stem): row["text"] for row in table if "wrong_boxes" in row["issues"]}
+    given, right = CLASSES[first["category_id"] - 1], CLASSES[2 - first["category_id"]]
+    assert found == {
+        ("train", str(first["image_id"])): f"swapped: {given} → {right}",
+        ("validation", str(removed["image_id"])): f"overlooked: {CLASSES[removed['category_id'] - 1]}",
+    }
+    assert "swapped: " in (tmp_path / "out" / "audit.html").read_text()
+
+
+def test_images_with_a_wrong_mask_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_mask_folders(tmp_path / "masks")
+    loaded = load_semantic_segmentation(str(data))
+    names = dict(enumerate(loaded.names))
+    config = small_config(num_labels=3, id2label=names, label2id={name: number for number, name in names.items()})
+    model = save_model(hf_vit.HfViTForSemanticSegmentation(config), tmp_path / "model")
+    masks = [each["segmentation_map"].long() for split in loaded.splits for each in loaded.examples(split)]
+    scores = [torch.nn.functional.one_hot(mask % 255 % 3, 3).movedim(-1, 0) * 0.97 + 0.01 for mask in masks]
+    answers = iter([{"segmentation_scores": each} for each in scores])  # a nearly perfect segmenter
+    monkeypatch.setattr(
+        hf_vit.HfViTImageProcessor, "post_process_semantic_segmentation", lambda *args, **options: [next(answers)]
+    )
+    file = data / "train" / "masks" / "1.png"
+    mask = np.asarray(Image.open(file)).copy()
+    mask[:4, :4] = (mask[:4, :4] % 255 + 1) % 3
+    Image.fromarray(mask).save(file)
+    table = hf_vit.audit(data, model, output_dir=tmp_path / "out", use_cpu=True, report=lambda _: None)
+    found = {Path(row["file"]).stem: row["text"] for row in table if "wrong_mask" in row["issues"]}
+    assert [*found] == ["1"]
+    assert "of the pixels: " in found["1"]
+    assert "of the pixels: " in (tmp_path / "out" / "audit.html").read_text()
 
 
 def test_cleaned_boxes_and_masks_can_be_loaded(tmp_path: Path) -> None:
