@@ -14,6 +14,7 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
     HfViTImageProcessor,
 )
 from hf_vit.evaluation.calibration import fit_features
@@ -37,6 +38,7 @@ def options_of(model: Any, **values: Any) -> dict[str, Any]:
         (HfViTForImageClassification, "logits"),
         (HfViTForSemanticSegmentation, "logits"),
         (HfViTForObjectDetection, "logits"),
+        (HfViTForUniversalSegmentation, "class_queries_logits"),
     ],
 )
 @torch.no_grad()

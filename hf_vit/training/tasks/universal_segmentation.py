@@ -46,6 +46,7 @@ class UniversalEvaluator(Evaluator):
     """Predict and score segments, instances and pixel classes."""
 
     lack = "no mask has a pixel. Check the masks or annotations."
+    has_offset = True
     metric: UniversalMetric
 
     def __post_init__(self) -> None:
@@ -98,6 +99,10 @@ class UniversalEvaluator(Evaluator):
             for index, labels in enumerate(batch["mask_labels"])
         ]
         return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
+
+    def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the logits (N,) of the scores of instances, and their hits (N,); None without countable classes."""
+        return self.metric.parts[INSTANCE].score_logits() if INSTANCE in self.metric.parts else None
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
         """Return label, score and area of each segment or, if the metric has no panoptic part, of likely instances."""
@@ -218,6 +223,7 @@ threshold = model.options.score_threshold or 0.5
 print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    has_scores = True
     chooses_threshold = True
     data_meaning = ("thing_classes",)
     limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES
