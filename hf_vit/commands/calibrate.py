@@ -9,6 +9,7 @@ Examples:
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from shutil import copyfile
@@ -88,7 +89,8 @@ def calibrate(
     scores = tester.evaluator.calibration_scores
     write_section(model / "README.md", describe_calibration(scores), pictures)
     how = "on test images" if name == "test" else "by cross-validation"
-    report(f"Temperature {fitted.temperature:g}, fitted on {fitted.num_images:,} {split} images.")
+    value = f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}"
+    report(f"{value}, fitted on {fitted.num_images:,} {split} images.")
     for key, (before, after) in scores.items():
         report(f"{key}: {before:.4f} before, {after:.4f} after, measured {how}")
 
@@ -129,10 +131,7 @@ def write_section(card: Path, section: str, pictures: Mapping[str, str]) -> None
     """Insert or replace the section about the calibration in a model card, if there is a card."""
     if not card.is_file():
         return
-    text = card.read_text(encoding="utf-8")
-    if CALIBRATION in text:
-        before, _, rest = text.partition(f"{CALIBRATION}\n")
-        text = before + rest[rest.find("\n## ") + 1 :]
+    text = re.sub(rf"{CALIBRATION}\n.*?\n(?=## |\Z)", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
     shown = "".join(f"\n![{caption}]({file})\n" for caption, file in pictures.items() if f"]({file})" not in text)
     start = text.find(SECTION_AFTER)
     start = len(text) if start < 0 else start

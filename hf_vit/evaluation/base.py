@@ -213,6 +213,7 @@ class BaseEvaluator(ABC):
     tries = False  # Whether a separate evaluation chooses the score threshold.
     can_split_batch = False  # Whether a batch can be split between several GPUs of one process.
     has_offset = False  # Whether calibration fits an offset in addition to the temperature.
+    predicts_errors = False  # Whether calibration fits the scale of expected errors instead of logits.
     has_sets = False  # Whether calibration fits sets of classes, and the error rate of answered images is drawn.
     caption = "Image, truth and prediction"  # Caption of the figure that `draw` creates; empty if it draws nothing.
 
@@ -250,7 +251,7 @@ class BaseEvaluator(ABC):
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return logits and labels of the last evaluation for `fit_scaling`, or None if the task is not calibrated.
 
-        If the model is calibrated, so are the logits.
+        With `predicts_errors`, return expected and true errors. If the model is calibrated, so are logits and errors.
         """
         return None
 

@@ -29,7 +29,7 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     """Values fitted on held-out images after training. Training mode removes them, because they no longer apply.
 
     Args:
-        enabled: Whether the temperature and the offset are applied.
+        enabled: Whether the temperature, the offset and the scale of errors are applied.
         model_class: Class of the model that the values were fitted for; other classes ignore them.
         temperature: Number that divides the logits (https://arxiv.org/abs/1706.04599); below 1, scores get larger.
         offset: Number that is added to the divided logits of all classes of objects (logistic scaling).
@@ -39,6 +39,7 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
             https://arxiv.org/abs/1609.00451), on uncalibrated logits.
         aps_thresholds: For each coverage, the threshold of sets of the most likely labels with a high cumulative
             probability (APS, https://arxiv.org/abs/2006.02544, not randomized), on uncalibrated logits.
+        error_scale: Factor of expected errors, such as those of keypoints; 0 if it was not fitted.
         missed_shares: Shares of objects that detection may miss (https://arxiv.org/abs/2208.02814).
         missed_thresholds: For each share, the largest score threshold at which at most this share is missed.
     """
@@ -51,8 +52,14 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     coverages: Numbers = ()
     thr_thresholds: Numbers = ()
     aps_thresholds: Numbers = ()
+    error_scale: float | int = option(0.0, "[0, inf)")
     missed_shares: Numbers = ()
     missed_thresholds: Numbers = ()
+
+    @property
+    def applied_error_scale(self) -> float:
+        """The factor of expected errors; 0 if it was not fitted or the calibration is disabled."""
+        return self.error_scale if self.enabled else 0.0
 
 
 def calibration_of(model: PreTrainedModel) -> HfViTCalibrationConfig:
@@ -82,6 +89,11 @@ def calibrate(logits: Tensor, options: HfViTCalibrationConfig, has_no_object: bo
     if not has_no_object:
         return logits + options.offset
     return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
+
+
+def undo_calibration(logits: Tensor, options: HfViTCalibrationConfig) -> Tensor:
+    """Returns logits before `calibrate`, or the same logits if the calibration is disabled."""
+    return (logits - options.offset) * options.temperature if options.enabled else logits
 
 
 def nonconformity(logits: Tensor, method: str) -> Tensor:

@@ -11,7 +11,15 @@ from accelerate.utils import gather_object
 
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.base import BaseEvaluator, Evaluator
-from ...evaluation.calibration import LEAST_FITTED, confidences, cross_fitted, score_calibration, score_sets, undo
+from ...evaluation.calibration import (
+    LEAST_FITTED,
+    confidences,
+    cross_fitted,
+    score_calibration,
+    score_errors,
+    score_sets,
+)
+from ...model.calibration import undo_calibration
 from ...options.recipe import RECIPE_NAME
 from ...outputs import write_atomically
 from ...visualize.plots import draw_calibration, draw_class_scores
@@ -159,7 +167,11 @@ def report_calibration(folder: Path, split: str, evaluator: BaseEvaluator) -> di
     evaluator.calibration_scores = {}
     if not options.num_images or data is None or len(data[1]) < LEAST_FITTED:
         return {}
-    logits, labels = undo(data[0], options), data[1]
+    if evaluator.predicts_errors:
+        both = score_errors(data[0] / (options.applied_error_scale or 1), data[1]), score_errors(*data)
+        evaluator.calibration_scores = {name: (both[0][name], both[1][name]) for name in both[0]}
+        return {}
+    logits, labels = undo_calibration(data[0], options), data[1]
     is_fitted = split == evaluator.fitted_split
     after = cross_fitted(logits, labels, evaluator.has_offset) if is_fitted else data[0]
     both = score_calibration(logits, labels), score_calibration(after, labels)
