@@ -73,11 +73,10 @@ def calibrate(
         fitted = trainer.plain_model.calibration
         tested, tester, name = prepare_evaluation({**given, "output_dir": folder})
         if name != "test":
-            tested, tester, name, trainer.evaluator.fitted_split = task, trainer, split, split
+            tested, tester, name = task, trainer, split
         tester.plain_model.config.calibration_config = fitted
-        with tester.evaluating_with(tester.evaluator):
-            tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
-        pictures = report_calibration(model, name, tester.evaluator)
+        tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
+        pictures = report_calibration(model, name, tester.evaluator, is_fitted=name == split)
         if isinstance(task, ImageClassification) and task.problem_type == SINGLE:
             trained, *_ = prepare_evaluation({**given, "split": "train", "output_dir": folder})
             assert isinstance(trained, ImageClassification)

@@ -222,7 +222,6 @@ class BaseEvaluator(ABC):
     is_choosing: bool = field(init=False, default=False)  # Whether the current evaluation chooses the score threshold.
     threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
     calibration: HfViTCalibrationConfig = field(init=False, default_factory=HfViTCalibrationConfig)  # of the model
-    fitted_split: str = field(init=False, default="")  # Split on which this run fitted the calibration, if any.
     calibration_scores: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # before and after
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook

@@ -54,8 +54,7 @@ def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dic
         return loss
 
     optimizer.step(closure)
-    fitted = {"temperature": values[0].clamp(-5, 5).neg().exp(), "offset": values[1:].sum()}
-    return {name: float(f"{value.item():.6g}") for name, value in fitted.items()}
+    return {"temperature": values[0].clamp(-5, 5).neg().exp().item(), "offset": values[1:].sum().item()}
 
 
 def score_errors(expected: Tensor, errors: Tensor) -> dict[str, float]:

@@ -121,7 +121,7 @@ class EvaluatorTrainer(HfViTTrainer):
             return False
         fitted: dict[str, Any] = {"num_images": len(examples)}
         if self.evaluator.predicts_errors:
-            fitted["error_scale"] = float(f"{data[1].mean() / data[0].mean():.6g}")
+            fitted["error_scale"] = (data[1].mean() / data[0].mean()).item()
         else:
             fitted |= fit_scaling(*data, self.evaluator.has_offset)
         fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
