@@ -110,14 +110,14 @@ class KeypointMetric(CocoMetric):
             "score": scores.mean().item(),
         }
         distances, length = self._distances(points, truth)
-        expected = as_array(prediction.get("expected_errors", np.full(num, np.nan)), np.float64)
+        foreseen = as_array(prediction.get("expected_errors", np.full(num, np.nan)), np.float64)
         record = ranked(
             {
                 "image_id": as_array(target["image_id"], np.int64).item(),
                 "objects": [true_object],
                 "detections": [pose],
                 **self._errors(distances, length, box),
-                "expected_nme": self._errors(expected, length, box)["nme"],
+                "expected_nme": self._errors(foreseen, length, box)["nme"],
             }
         )
         # Predictions of unlabeled keypoints count as errors. Labeled ones without a reference length are excluded.
