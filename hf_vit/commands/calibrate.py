@@ -86,8 +86,9 @@ def calibrate(
                 )
     store_config(model, task, trainer, fitted)
     scores = tester.evaluator.calibration_scores
-    write_section(model / "README.md", describe_calibration(scores), pictures)
-    how = "on test images" if name == "test" else "by cross-validation"
+    if scores:
+        write_section(model / "README.md", describe_calibration(scores), pictures)
+    how = "by cross-validation" if name == split else f"on {name} images"
     value = f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}"
     report(f"{value}, fitted on {fitted.num_images:,} {split} images.")
     for key, (before, after) in scores.items():
