@@ -32,7 +32,8 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
         enabled: Whether the temperature, the offset and the scale of errors are applied.
         model_class: Class of the model that the values were fitted for; other classes ignore them.
         temperature: Number that divides the logits (https://arxiv.org/abs/1706.04599); below 1, scores get larger.
-        offset: Number that is added to the divided logits of all classes of objects (logistic scaling).
+        offset: Number that is added to the divided logits of all classes of objects, or of the scores of masks
+            (logistic scaling).
         num_images: Number of images that the values were fitted on.
         coverages: Shares of images whose prediction set contains the correct label.
         thr_thresholds: For each coverage, the threshold of sets of labels with a high probability (THR,
@@ -89,6 +90,12 @@ def calibrate(logits: Tensor, options: HfViTCalibrationConfig, has_no_object: bo
     if not has_no_object:
         return logits + options.offset
     return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
+
+
+def calibrate_score(score: float, options: HfViTCalibrationConfig) -> float:
+    """Returns a score in [0, 1] after logistic scaling, or the same score if the calibration is disabled."""
+    logit = torch.tensor(score, dtype=torch.float64).logit(eps=1e-9)
+    return round(calibrate(logit, options).sigmoid().item(), 6) if options.enabled else score
 
 
 def undo_calibration(logits: Tensor, options: HfViTCalibrationConfig) -> Tensor:

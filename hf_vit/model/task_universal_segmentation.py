@@ -428,10 +428,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             loss = torch.stack([universal_segmentation_loss(*predicted, *given) for predicted in compared]).sum()
         masks, classes = predictions[-1]
         return HfViTForUniversalSegmentationOutput(
-            loss=loss,
-            class_queries_logits=self.calibrated(classes, has_no_object=True),
-            masks_queries_logits=masks,
-            last_hidden_state=last_hidden_state,
+            loss=loss, class_queries_logits=classes, masks_queries_logits=masks, last_hidden_state=last_hidden_state
         )
 
     def _predict(

@@ -26,6 +26,7 @@ from ...evaluation.segmentation import (
     UniversalMetric,
     class_map,
 )
+from ...model.calibration import calibrate, calibrate_score
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import Names, data_option, model_option, source_option
@@ -102,7 +103,10 @@ class UniversalEvaluator(Evaluator):
 
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the logits (N,) of the scores of instances, and their hits (N,); None without countable classes."""
-        return self.metric.parts[INSTANCE].score_logits() if INSTANCE in self.metric.parts else None
+        if INSTANCE not in self.metric.parts:
+            return None
+        logits, hits = self.metric.parts[INSTANCE].score_logits()
+        return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), hits
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
         """Return label, score and area of each segment or, if the metric has no panoptic part, of likely instances."""
@@ -115,7 +119,11 @@ class UniversalEvaluator(Evaluator):
         least = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
         return {
             "segments": [
-                {"label": self.metric.names[label], "score": round(score, 6), "area": int(mask.sum())}
+                {
+                    "label": self.metric.names[label],
+                    "score": calibrate_score(score, self.calibration),
+                    "area": int(mask.sum()),
+                }
                 for label, score, mask in found
                 if score >= least
             ]
