@@ -1,8 +1,9 @@
 """Calibrate the scores of a saved model on held-out images, and store the result in the folder of the model.
 
-The command fits a temperature of the scores and, for classes, prediction sets and a summary of the features of the
-training images. It uses the validation split or the images that training held out. If there is a test split, scores
-before and after calibration are measured on it, otherwise by cross-validation on the held-out images.
+The command fits a temperature of the scores or, for keypoints, a scale of the expected errors and, for classes,
+prediction sets and a summary of the features of the training images. It uses the validation split or the images that
+training held out. If there is a test split, scores before and after calibration are measured on it, otherwise by
+cross-validation on the held-out images.
 
 Examples:
     hf-vit calibrate outputs/photos photos
