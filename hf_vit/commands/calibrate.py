@@ -1,14 +1,16 @@
 """Calibrate the scores of a saved model on held-out images, and store the result in the folder of the model.
 
-The command fits a temperature of the scores and, for classes, prediction sets and a summary of the features of the
-training images. It uses the validation split or the images that training held out. If there is a test split, scores
-before and after calibration are measured on it, otherwise by cross-validation on the held-out images.
+The command fits a temperature of the scores or, for keypoints, a scale of the expected errors and, for classes,
+prediction sets and a summary of the features of the training images. It uses the validation split or the images that
+training held out. If there is a test split, scores before and after calibration are measured on it, otherwise by
+cross-validation on the held-out images.
 
 Examples:
     hf-vit calibrate outputs/photos photos
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from shutil import copyfile
@@ -72,11 +74,10 @@ def calibrate(
         fitted = trainer.plain_model.calibration
         tested, tester, name = prepare_evaluation({**given, "output_dir": folder})
         if name != "test":
-            tested, tester, name, trainer.evaluator.fitted_split = task, trainer, split, split
+            tested, tester, name = task, trainer, split
         tester.plain_model.config.calibration_config = fitted
-        with tester.evaluating_with(tester.evaluator):
-            tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
-        pictures = report_calibration(model, name, tester.evaluator)
+        tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
+        pictures = report_calibration(model, name, tester.evaluator, is_fitted=name == split)
         if isinstance(task, ImageClassification) and task.problem_type == SINGLE:
             trained, *_ = prepare_evaluation({**given, "split": "train", "output_dir": folder})
             assert isinstance(trained, ImageClassification)
@@ -86,9 +87,11 @@ def calibrate(
                 )
     store_config(model, task, trainer, fitted)
     scores = tester.evaluator.calibration_scores
-    write_section(model / "README.md", describe_calibration(scores), pictures)
-    how = "on test images" if name == "test" else "by cross-validation"
-    report(f"Temperature {fitted.temperature:g}, fitted on {fitted.num_images:,} {split} images.")
+    if scores:
+        write_section(model / "README.md", describe_calibration(scores), pictures)
+    how = "by cross-validation" if name == split else f"on {name} images"
+    value = f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}"
+    report(f"{value}, fitted on {fitted.num_images:,} {split} images.")
     for key, (before, after) in scores.items():
         report(f"{key}: {before:.4f} before, {after:.4f} after, measured {how}")
 
@@ -129,10 +132,7 @@ def write_section(card: Path, section: str, pictures: Mapping[str, str]) -> None
     """Insert or replace the section about the calibration in a model card, if there is a card."""
     if not card.is_file():
         return
-    text = card.read_text(encoding="utf-8")
-    if CALIBRATION in text:
-        before, _, rest = text.partition(f"{CALIBRATION}\n")
-        text = before + rest[rest.find("\n## ") + 1 :]
+    text = re.sub(rf"{CALIBRATION}\n.*?\n(?=## |\Z)", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
     shown = "".join(f"\n![{caption}]({file})\n" for caption, file in pictures.items() if f"]({file})" not in text)
     start = text.find(SECTION_AFTER)
     start = len(text) if start < 0 else start

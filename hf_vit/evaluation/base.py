@@ -213,6 +213,7 @@ class BaseEvaluator(ABC):
     tries = False  # Whether a separate evaluation chooses the score threshold.
     can_split_batch = False  # Whether a batch can be split between several GPUs of one process.
     has_offset = False  # Whether calibration fits an offset in addition to the temperature.
+    predicts_errors = False  # Whether calibration fits the scale of expected errors instead of logits.
     has_sets = False  # Whether calibration fits sets of classes, and the error rate of answered images is drawn.
     caption = "Image, truth and prediction"  # Caption of the figure that `draw` creates; empty if it draws nothing.
 
@@ -221,7 +222,6 @@ class BaseEvaluator(ABC):
     is_choosing: bool = field(init=False, default=False)  # Whether the current evaluation chooses the score threshold.
     threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
     calibration: HfViTCalibrationConfig = field(init=False, default_factory=HfViTCalibrationConfig)  # of the model
-    fitted_split: str = field(init=False, default="")  # Split on which this run fitted the calibration, if any.
     calibration_scores: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # before and after
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
@@ -250,7 +250,7 @@ class BaseEvaluator(ABC):
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return logits and labels of the last evaluation for `fit_scaling`, or None if the task is not calibrated.
 
-        If the model is calibrated, so are the logits.
+        With `predicts_errors`, return expected and true errors. If the model is calibrated, so are logits and errors.
         """
         return None
 

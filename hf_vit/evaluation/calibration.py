@@ -43,26 +43,27 @@ def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dic
 
     Source: https://arxiv.org/abs/1706.04599
     """
-    logits, count = logits.double(), 1 + has_offset
-    values = torch.zeros(count, dtype=torch.float64, requires_grad=True)  # log of the factor, and the offset
+    logits = logits.double()
+    values = torch.zeros(1 + has_offset, dtype=torch.float64, requires_grad=True)  # log of the factor, and the offset
     optimizer = torch.optim.LBFGS([values], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        scaled = logits * values[0].clamp(-5, 5).exp() + (values[1] if has_offset else 0)
-        loss = loss_of(scaled, labels)
+        loss = loss_of(logits * values[0].clamp(-5, 5).exp() + values[1:].sum(), labels)
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    temperature = math.exp(-min(max(values[0].item(), -5), 5))
-    fitted = {"temperature": temperature, "offset": values[1].item() if has_offset else 0.0}
-    return {name: float(f"{value:.6g}") for name, value in fitted.items()}
+    return {"temperature": values[0].clamp(-5, 5).neg().exp().item(), "offset": values[1:].sum().item()}
 
 
-def undo(logits: Tensor, options: HfViTCalibrationConfig) -> Tensor:
-    """Return logits before the calibration of `calibrate`."""
-    return (logits - options.offset) * options.temperature if options.enabled else logits
+def score_errors(expected: Tensor, errors: Tensor) -> dict[str, float]:
+    """Return two differences of expected errors (N,) from true ones (N,), relative to the mean true error."""
+    differences = {
+        "difference of the mean expected error": (expected.mean() - errors.mean()).abs(),
+        "mean difference of expected errors": (expected - errors).abs().mean(),
+    }
+    return {name: (value / errors.mean()).item() for name, value in differences.items()}
 
 
 def score_calibration(logits: Tensor, labels: Tensor) -> dict[str, float]:

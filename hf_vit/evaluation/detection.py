@@ -8,6 +8,8 @@ from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..extras import check_packages
 from .base import StreamedMetric, Threshold, as_array, best_threshold, check_labels, check_same_size, mean_without_nan
@@ -118,6 +120,12 @@ class CocoMetric(StreamedMetric):
             )
             for record in sorted(self.records, key=itemgetter("rank"))
         ]
+
+    def score_logits(self) -> tuple[Tensor, Tensor]:
+        """Return the logit (N,) of the score of each detection, and whether it is correct at an IoU of 0.5, (N,)."""
+        found = torch.tensor([pair for image in self.all_matched() for pair in image.found], dtype=torch.float64)
+        scores, hits = found.view(-1, 2).T
+        return scores.logit(eps=1e-9), hits
 
     def _matched(self, record: Record, nms: float, is_class_agnostic: bool) -> list[tuple[float, bool]]:
         """Return the score of each detection of an image, and whether it matches an object of the same class.

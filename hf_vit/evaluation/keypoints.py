@@ -75,7 +75,7 @@ class KeypointMetric(CocoMetric):
         """Return the record of one object: target and predicted pose in COCO format, keypoint errors, and a sort key.
 
         Args:
-            prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
+            prediction: `keypoints` (K, 2) in pixels, their `scores` (K,) and, optionally, `expected_errors` (K,).
             target: `keypoints` (K, 3) as x and y in pixels and visibility (0 if not labeled), `box` (4,) as left, top,
                 right, bottom, `area` () in square pixels, and `image_id`, the number of the image.
 
@@ -110,12 +110,14 @@ class KeypointMetric(CocoMetric):
             "score": scores.mean().item(),
         }
         distances, length = self._distances(points, truth)
+        foreseen = as_array(prediction.get("expected_errors", np.full(num, np.nan)), np.float64)
         record = ranked(
             {
                 "image_id": as_array(target["image_id"], np.int64).item(),
                 "objects": [true_object],
                 "detections": [pose],
                 **self._errors(distances, length, box),
+                "expected_nme": self._errors(foreseen, length, box)["nme"],
             }
         )
         # Predictions of unlabeled keypoints count as errors. Labeled ones without a reference length are excluded.

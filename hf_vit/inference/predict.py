@@ -33,15 +33,7 @@ from .writers import LABELED, ZERO_SHOT, Writer, draw_label_below, find_writer
 
 logger = logging.get_logger(__name__)
 BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # tasks whose pipelines accept a batch size
-OPTIONS = (
-    "threshold",
-    "nms_threshold",
-    "subtask",
-    "top_k",
-    "candidate_labels",
-    "tile_size",
-    "overlap",
-)  # of any
+OPTIONS = ("threshold", "nms_threshold", "subtask", "top_k", "candidate_labels", "tile_size", "overlap")  # of any task
 MAX_TILES = 100  # maximum number of images that `predict_files` draws into `picture`
 ROWS_PER_SHARD = 4096  # default for several processes
 PICTURE = "_picture.png"  # file name suffix of the picture of one image

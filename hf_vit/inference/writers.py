@@ -419,7 +419,13 @@ WRITERS: Mapping[str, Writer] = {
         options={"threshold": None},
         task_config="keypoint_config",
         columns={
-            "poses": List({"keypoints": List(List(NUMBER)), "scores": List(NUMBER), "labels": List(TEXT), "box": BOX})
+            "poses": List(
+                {
+                    "keypoints": List(List(NUMBER)),
+                    **dict.fromkeys(("scores", "expected_errors"), List(NUMBER)),
+                    **{"labels": List(TEXT), "box": BOX},
+                }
+            )
         },
         overlay=overlay_keypoints,
     ),

@@ -29,16 +29,18 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     """Values fitted on held-out images after training. Training mode removes them, because they no longer apply.
 
     Args:
-        enabled: Whether the temperature and the offset are applied.
+        enabled: Whether the temperature, the offset and the scale of errors are applied.
         model_class: Class of the model that the values were fitted for; other classes ignore them.
         temperature: Number that divides the logits (https://arxiv.org/abs/1706.04599); below 1, scores get larger.
-        offset: Number that is added to the divided logits of all classes of objects (logistic scaling).
+        offset: Number that is added to the divided logits of all classes of objects, or of the scores of masks
+            (logistic scaling).
         num_images: Number of images that the values were fitted on.
         coverages: Shares of images whose prediction set contains the correct label.
         thr_thresholds: For each coverage, the threshold of sets of labels with a high probability (THR,
             https://arxiv.org/abs/1609.00451), on uncalibrated logits.
         aps_thresholds: For each coverage, the threshold of sets of the most likely labels with a high cumulative
             probability (APS, https://arxiv.org/abs/2006.02544, not randomized), on uncalibrated logits.
+        error_scale: Factor of expected errors, such as those of keypoints; 0 if it was not fitted.
         missed_shares: Shares of objects that detection may miss (https://arxiv.org/abs/2208.02814).
         missed_thresholds: For each share, the largest score threshold at which at most this share is missed.
     """
@@ -51,8 +53,14 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     coverages: Numbers = ()
     thr_thresholds: Numbers = ()
     aps_thresholds: Numbers = ()
+    error_scale: float | int = option(0.0, "[0, inf)")
     missed_shares: Numbers = ()
     missed_thresholds: Numbers = ()
+
+    @property
+    def applied_error_scale(self) -> float:
+        """The factor of expected errors; 0 if it was not fitted or the calibration is disabled."""
+        return self.error_scale if self.enabled else 0.0
 
 
 def calibration_of(model: PreTrainedModel) -> HfViTCalibrationConfig:
@@ -82,6 +90,17 @@ def calibrate(logits: Tensor, options: HfViTCalibrationConfig, has_no_object: bo
     if not has_no_object:
         return logits + options.offset
     return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
+
+
+def calibrate_score(score: float, options: HfViTCalibrationConfig) -> float:
+    """Returns a score in [0, 1] after logistic scaling, or the same score if the calibration is disabled."""
+    logit = torch.tensor(score, dtype=torch.float64).logit(eps=1e-9)
+    return round(calibrate(logit, options).sigmoid().item(), 6) if options.enabled else score
+
+
+def undo_calibration(logits: Tensor, options: HfViTCalibrationConfig) -> Tensor:
+    """Returns logits before `calibrate`, or the same logits if the calibration is disabled."""
+    return (logits - options.offset) * options.temperature if options.enabled else logits
 
 
 def nonconformity(logits: Tensor, method: str) -> Tensor:

@@ -20,7 +20,7 @@ from .image_geometry import compute_resized_size, crop_regions, height_and_width
 from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
 from .large_images import class_segments, resized_bands
 from .nested_options import check_thresholds
-from .task_keypoint_detection import decode_heatmaps
+from .task_keypoint_detection import decode_heatmaps, expected_distances
 from .task_object_detection import class_probabilities, non_maximum_suppression
 
 
@@ -365,7 +365,12 @@ class HfViTPostProcessing:
         return results
 
     def post_process_keypoint_detection(
-        self, outputs: Any, object_boxes: Any = None, target_sizes: Sizes = None, threshold: float | None = None
+        self,
+        outputs: Any,
+        object_boxes: Any = None,
+        target_sizes: Sizes = None,
+        threshold: float | None = None,
+        error_scale: float = 0.0,
     ) -> list[list[dict[str, Tensor]]]:
         """Returns the keypoints of every object in every image.
 
@@ -375,11 +380,14 @@ class HfViTPostProcessing:
                 images.
             target_sizes: Original height and width of each image in pixels, required only for images without boxes.
             threshold: Score above which a keypoint is returned. By default, all keypoints are returned.
+            error_scale: Factor of `expected_errors`, the mean distance of other positions in the heatmap, from the
+                calibration of the model. With 0, they are not returned.
 
         Returns:
             For each image, a list with one entry per box, or one for the whole image: `{"keypoints" (K, 2) float32,
-            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x and y in pixels, with the
-            center of pixel i at i. Labels are keypoint indices, and boxes are left, top, right and bottom.
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`, and "expected_errors" (K,) in pixels if
+            requested. Keypoints are x and y in pixels, with the center of pixel i at i. Labels are keypoint indices,
+            and boxes are left, top, right and bottom.
 
         Raises:
             ValueError: If the outputs are of another model or do not match the boxes or sizes, or if `do_affine_crop`
@@ -397,12 +405,16 @@ class HfViTPostProcessing:
         coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
         points = points_from_crops(coordinates.float(), regions, (heatmaps.shape[-2], heatmaps.shape[-1]))
         labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
+        found = {"keypoints": points, "scores": scores.float(), "labels": labels.expand_as(scores)}
+        if error_scale:
+            pixel = (regions[:, 2:3] - regions[:, :1]) / (heatmaps.shape[-1] - 1)  # size of a heatmap pixel (., 1)
+            found["expected_errors"] = (error_scale * pixel * expected_distances(heatmaps, coordinates)).float()
         kept = torch.ones_like(scores, dtype=torch.bool) if threshold is None else scores > threshold
-        objects = iter(zip(points, scores.float(), kept, strict=True))
+        objects = iter(range(len(points)))
         return [
             [
-                {"keypoints": own[is_kept], "scores": sure[is_kept], "labels": labels[is_kept], "box": box}
-                for box, (own, sure, is_kept) in zip(image, objects, strict=False)
+                {**{name: values[index][kept[index]] for name, values in found.items()}, "box": box}
+                for box, index in zip(image, objects, strict=False)
             ]
             for image in boxes
         ]

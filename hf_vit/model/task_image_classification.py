@@ -17,7 +17,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .adapt_inputs import HfViTInputSized
-from .calibration import SET_METHODS, SIMILARITIES, TrainingFeatures, find_threshold, nonconformity
+from .calibration import SET_METHODS, SIMILARITIES, TrainingFeatures, find_threshold, nonconformity, undo_calibration
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
@@ -255,7 +255,6 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         check_thresholds(coverage=coverage, abstain_below=abstain_below)
         if set_method not in (None, *SET_METHODS):
             raise ValueError(f"set_method={set_method!r} must be one of {', '.join(SET_METHODS)}.")
-        own = {"coverage": coverage, "set_method": set_method, "abstain_below": abstain_below}
         if coverage is not None and self.model.config.problem_type not in (None, "single_label_classification"):
             raise ValueError(
                 f"coverage={coverage} requires one label per image, not {self.model.config.problem_type}."
@@ -263,12 +262,9 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         kind = SIMILARITIES[0] if similarity is True else similarity or None
         if kind not in (None, *SIMILARITIES):
             raise ValueError(f"similarity={similarity!r} must be True or one of {', '.join(SIMILARITIES)}.")
-        shared = {} if kind is None else {"similarity": kind}
-        return (
-            preprocess,
-            forward | shared,
-            postprocess | {key: own[key] for key in own if own[key] is not None} | shared,
-        )
+        own = {"similarity": kind, "coverage": coverage, "set_method": set_method, "abstain_below": abstain_below}
+        given = {key: value for key, value in own.items() if value is not None}
+        return preprocess, forward | ({"similarity": kind} if kind else {}), postprocess | given
 
     def run_model(self, inputs: BatchFeature, *_: Any, similarity: str | None = None, **forward: Any) -> Any:
         """Returns the outputs of the model or, for `similarity`, logits (B, K) and pooled vectors (B, D)."""
@@ -301,11 +297,10 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         found = scores.sort(dim=-1, descending=True, stable=True)
         counts = [top_k] * len(scores)
         if coverage is not None:
-            options, logits = self.model.calibration, outputs["logits"].float()
-            uncalibrated = logits * options.temperature if options.enabled else logits
+            options = self.model.calibration
             thresholds = vars(options)[f"{set_method}_thresholds"]
             least = find_threshold("coverage", coverage, options.coverages, thresholds, is_least=True)
-            kept = nonconformity(uncalibrated, set_method) <= least
+            kept = nonconformity(undo_calibration(outputs["logits"].float(), options), set_method) <= least
             counts = kept.sum(dim=-1).tolist()  # the sets contain the most likely labels
         alike: list[dict[str, float]] = [{}] * len(scores)
         if similarity is not None:

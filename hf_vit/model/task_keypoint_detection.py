@@ -225,6 +225,19 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     return places.where(is_peak[..., None], peak.to(places.dtype)), scores
 
 
+@torch.no_grad()
+def expected_distances(heatmaps: Tensor, points: Tensor) -> Tensor:
+    """Returns the mean distance (B, K) of positions from `points` (B, K, 2), in heatmap pixels.
+
+    The weights of the positions are the squared heatmaps (B, K, h', w').
+    """
+    height, width = (torch.arange(side, device=points.device, dtype=points.dtype) for side in heatmaps.shape[-2:])
+    positions = torch.cartesian_prod(height, width).flip(-1)  # (h'·w', 2)
+    weights = heatmaps.to(points.dtype).clamp_min(0).flatten(2).square()  # (B, K, h'·w')
+    tiny = torch.finfo(points.dtype).tiny
+    return (weights * torch.cdist(points, positions)).sum(dim=-1) / weights.sum(dim=-1).clamp_min(tiny)
+
+
 def blur(heatmaps: Tensor) -> Tensor:
     """Smooths heatmaps (B, K, h', w') with a Gaussian kernel."""
     distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
@@ -414,8 +427,9 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
 
         Returns:
             For each image a list with one entry per box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
-            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}` in pixels, with the center of pixel i at i. For a list
-            of images, the result is a list, for a dataset or generator a lazy iterator.
+            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}` in pixels, with the center of pixel i at i. A model that
+            was calibrated on held-out images adds "expected_errors", the expected distance of each keypoint from its
+            true position. For a list of images, the result is a list, for a dataset or generator a lazy iterator.
 
         Raises:
             OSError: If an image cannot be opened.
@@ -458,14 +472,17 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
     def decode(self, outputs: Any, parts: list[ModelInput], threshold: float | None = None) -> list[dict[str, Any]]:
         """Returns the keypoints of each object."""
         boxes = torch.stack([part.box for part in parts if part.box is not None])  # (B, 4)
-        (objects,) = self.image_processor.post_process_keypoint_detection(outputs, [boxes], threshold=threshold)
-        names = self.model.config.id2label
+        names, scale = self.model.config.id2label, self.model.calibration.applied_error_scale
+        (objects,) = self.image_processor.post_process_keypoint_detection(
+            outputs, [boxes], threshold=threshold, error_scale=scale
+        )
         return [
             {
                 "keypoints": found["keypoints"].tolist(),
                 "scores": found["scores"].tolist(),
                 "labels": [names[number] for number in found["labels"].tolist()],
                 "box": dict(zip(CORNERS, found["box"].tolist(), strict=True)),
+                **({"expected_errors": found["expected_errors"].tolist()} if scale else {}),
             }
             for found in objects
         ]

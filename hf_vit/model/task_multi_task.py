@@ -307,7 +307,8 @@ def _check_backbone(name: str, model: Any, config: HfViTConfig, weights: dict[st
 def _describe_head(model: Any, processor: Any) -> dict[str, Any]:
     """Returns the entry of a single-task model in `HfViTMultiTaskConfig.heads`."""
     kind, config = type(model).__name__, vars(model.config)
-    tasks = {name: TASK_CONFIGS[name].of(config[name]).to_full_dict() for name in MODEL_TASK_CONFIGS.get(kind, ())}
+    fields = MODEL_TASK_CONFIGS.get(kind, ()) + (("calibration_config",) if config["calibration_config"] else ())
+    tasks = {name: TASK_CONFIGS[name].of(config[name]).to_full_dict() for name in fields}
     head = {"task": HEAD_CLASSES[kind], "config": {**tasks, **{name: config[name] for name in LABELS}}}
     return head if processor is None else {**head, "processor": json.loads(processor.to_json_string())}
 

@@ -22,6 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.import_utils import is_vision_available
 
+from .calibration import calibrate_score
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
 from .large_images import blended_bands, class_segments, window_starts
@@ -409,7 +410,8 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
     """Image segmentation pipeline with batched image processing, for semantic and universal segmentation models.
 
-    The default `threshold` is the one selected in the training run. See `BatchedImagePipeline` for arguments.
+    The default `threshold` is the one selected in the training run; it applies to scores before the calibration of
+    universal segmentation. See `BatchedImagePipeline` for arguments.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
@@ -450,7 +452,11 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         options = {"threshold": threshold, "overlap_mask_area_threshold": 0.5, **options}
         of_instances = processor.post_process_instance_segmentation
         process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
-        return [self._segments(**found) for found in process(outputs, target_sizes=sizes, **options)]
+        results, calibration = process(outputs, target_sizes=sizes, **options), self.model.calibration
+        if "masks_queries_logits" in outputs:  # the logits of semantic models are calibrated already
+            for segment in (own for found in results for own in found["segments_info"]):
+                segment["score"] = calibrate_score(segment["score"], calibration)
+        return [self._segments(**found) for found in results]
 
     def decode_tiles(self, outputs: Any, parts: list[ModelInput], **_: Any) -> list[Tensor]:
         """Returns the logits (K, h, w) of each tile, without padding."""

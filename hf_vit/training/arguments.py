@@ -149,8 +149,8 @@ class TaskArguments(SourceArguments):
     )
     calibrate: bool = model_option(
         True,
-        "Fit a temperature of the scores, and prediction sets of classes, on the validation images, if there are any. "
-        "Only for tasks with class scores.",
+        "Calibrate scores, sets of classes and expected errors of keypoints on the validation images, if the scores "
+        "of test images are reported.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`

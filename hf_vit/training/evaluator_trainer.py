@@ -119,7 +119,11 @@ class EvaluatorTrainer(HfViTTrainer):
         data, self._found_at_step = self.evaluator.calibration_data(), -1
         if data is None or len(data[1]) < LEAST_FITTED:
             return False
-        fitted: dict[str, Any] = {"num_images": len(examples), **fit_scaling(*data, self.evaluator.has_offset)}
+        fitted: dict[str, Any] = {"num_images": len(examples)}
+        if self.evaluator.predicts_errors:
+            fitted["error_scale"] = (data[1].mean() / data[0].mean()).item()
+        else:
+            fitted |= fit_scaling(*data, self.evaluator.has_offset)
         fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
         config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True

@@ -13,9 +13,9 @@ from hf_vit.evaluation.calibration import (
     fit_sets,
     score_calibration,
     score_sets,
-    undo,
 )
-from hf_vit.model.calibration import HfViTCalibrationConfig, calibrate, find_threshold, nonconformity
+from hf_vit.evaluation.detection import DetectionMetric
+from hf_vit.model.calibration import HfViTCalibrationConfig, calibrate, find_threshold, nonconformity, undo_calibration
 
 
 def draw(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,21 @@ def test_logistic_scaling_is_recovered_and_undone() -> None:
     found = fit_scaling(logits, hits, has_offset=True)
     assert found == {"temperature": pytest.approx(1 / 0.6, rel=0.06), "offset": pytest.approx(-1, abs=0.06)}
     options = HfViTCalibrationConfig(**found)
-    torch.testing.assert_close(undo(calibrate(logits, options), options), logits)
+    torch.testing.assert_close(undo_calibration(calibrate(logits, options), options), logits)
+
+
+def test_scores_of_detections_become_logits_with_their_hits() -> None:
+    metric = DetectionMetric(["cell", "platelet"])
+    target = {"boxes": np.array([[0, 0, 10, 10.0]]), "class_labels": [0]}
+    assert [len(values) for values in metric.score_logits()] == [0, 0]
+    boxes, labels = np.array([[0, 0, 10, 9.0], [0, 0, 10, 10.0], [0, 0, 10, 10.0]]), [0, 1, 0]
+    metric.update([metric.record({"boxes": boxes, "class_labels": labels, "scores": [0.8, 0.5, 0.2]}, target)])
+    logits, hits = metric.score_logits()
+    assert sorted(zip(logits.sigmoid().tolist(), hits.tolist(), strict=True)) == [
+        (pytest.approx(0.2), 0),
+        (pytest.approx(0.5), 0),
+        (pytest.approx(0.8), 1),
+    ]
 
 
 def test_calibration_scores_are_those_of_their_definitions() -> None:

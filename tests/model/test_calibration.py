@@ -14,6 +14,7 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
     HfViTImageProcessor,
 )
 from hf_vit.evaluation.calibration import fit_features
@@ -157,3 +158,23 @@ def test_detection_uses_the_threshold_for_missed_objects(tmp_path: Path) -> None
     model.save_pretrained(tmp_path)
     found = pipeline("object-detection", model=str(tmp_path))(photo, max_missed=0.1)
     assert [entry["score"] for entry in found] == pytest.approx(scores[:2])
+
+
+def test_scores_of_segments_are_scaled_without_a_change_of_the_masks(tmp_path: Path) -> None:
+    model = build(HfViTForUniversalSegmentation)
+    model.config.calibration_config = options_of(model, temperature=2.0, offset=0.5)
+    model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
+    photo = Image.effect_noise((40, 30), 90).convert("RGB")
+    for subtask in ("panoptic", "instance"):
+        found, plain = (
+            pipeline("image-segmentation", model=str(tmp_path), model_kwargs={"calibration_config": options})(
+                photo, subtask=subtask, threshold=0.0, mask_threshold=0.0
+            )
+            for options in ({}, {"enabled": False})
+        )
+        assert found
+        raw = torch.tensor([part["score"] for part in plain]).double()
+        expected = (raw.logit() / 2 + 0.5).sigmoid()
+        assert [part["score"] for part in found] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert [part["mask"].tobytes() for part in found] == [part["mask"].tobytes() for part in plain]

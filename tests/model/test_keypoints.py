@@ -12,7 +12,13 @@ from transformers.models.vitpose.image_processing_vitpose import (
 
 from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTKeypointConfig, HfViTModel
 from hf_vit.model.adapt_inputs import apply_geometry
-from hf_vit.model.task_keypoint_detection import decode_heatmaps, encode_keypoints, flip_heatmaps, keypoint_loss
+from hf_vit.model.task_keypoint_detection import (
+    decode_heatmaps,
+    encode_keypoints,
+    expected_distances,
+    flip_heatmaps,
+    keypoint_loss,
+)
 
 from ..helpers.models import pixels, small_config
 from ..helpers.references import assert_close
@@ -118,6 +124,15 @@ def test_without_a_peak_decoding_returns_the_maximum() -> None:
     assert places.tolist() == [[[0, 0], [6, 0], [11, 11]]]
     assert scores.tolist() == [[0, 1, 143]]
     assert decode_heatmaps(torch.randn(2, 5, 32, 32))[0].isfinite().all()
+
+
+def test_expected_distances_are_those_of_squared_gaussians() -> None:
+    heatmaps, _ = encode_keypoints(torch.tensor([[[20.0, 30.0, 2.0]]]).double(), (61, 41), (61, 41), sigma=4.0)
+    here, there = (torch.tensor([[place]]).double() for place in ((20.0, 30.0), (20.0, 430.0)))
+    # The square has the standard deviation 4 / sqrt(2); the mean distance of a 2D Gaussian is sqrt(pi / 2) of it.
+    assert expected_distances(heatmaps, here).item() == pytest.approx(4 * (np.pi / 4) ** 0.5, rel=3e-3)
+    assert expected_distances(heatmaps, there).item() == pytest.approx(400, rel=1e-3)
+    assert expected_distances(0 * heatmaps, here).item() == 0
 
 
 def test_heatmaps_of_a_mirror_image_flip_back_without_a_shift() -> None:

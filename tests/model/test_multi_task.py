@@ -77,9 +77,10 @@ def drawn(model: Any) -> Any:
 
 
 def make_single(task: str, options: dict[str, Any], backbone: HfViTModel) -> Any:
-    """Return a single-task model with random weights in its head and the weights of `backbone`."""
+    """Return a calibrated single-task model with random weights in its head and the weights of `backbone`."""
     model = drawn(HEADS[task][0](small_config(**options)))
     model.model.load_state_dict(backbone.state_dict(), strict=False)
+    model.config.calibration_config = {"model_class": type(model).__name__, "temperature": 2.0}
     return model.eval()
 
 

@@ -9,6 +9,8 @@ from transformers import pipeline
 
 import hf_vit
 from hf_vit.model.calibration import SIMILARITY_FILE
+from hf_vit.training import evaluator_trainer
+from hf_vit.training.publishing import report
 
 from ..helpers.datasets import load_digits
 from ..helpers.dense_trainings import run_task
@@ -104,3 +106,21 @@ def test_dense_scores_are_calibrated_without_a_change_of_the_classes(scenes: Pat
     found = json.loads((folder / "test_calibration.json").read_text())
     assert found["fitted on the same images"] is False
     assert found["after"]["negative log-likelihood"] < found["before"]["negative log-likelihood"] + 1e-3
+
+
+def test_keypoints_have_expected_errors(figures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    for module in (evaluator_trainer, report):
+        monkeypatch.setattr(module, "LEAST_FITTED", 5)
+    run_task("keypoint_detection", figures, folder, "--train_val_split", "0.4", "--validation_as_test", "true")
+    assert "difference of the mean expected error" in (folder / "README.md").read_text()
+    photo = next(figures.rglob("*.png"))
+    ((pose,), (plain,), (double,)) = (
+        pipeline("keypoint-detection", model=str(folder), model_kwargs={"calibration_config": options})(str(photo))
+        for options in ({}, {"enabled": False}, {"error_scale": 1.0})
+    )
+    scale = json.loads((folder / "config.json").read_text())["calibration_config"]["error_scale"]
+    assert pose["expected_errors"] == pytest.approx([scale * error for error in double["expected_errors"]], rel=1e-4)
+    assert {**plain, "expected_errors": pose["expected_errors"]} == pose
+    (line,) = hf_vit.predict(folder, photo)
+    assert line["poses"] == [pose]

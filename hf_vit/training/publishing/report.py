@@ -11,7 +11,15 @@ from accelerate.utils import gather_object
 
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.base import BaseEvaluator, Evaluator
-from ...evaluation.calibration import LEAST_FITTED, confidences, cross_fitted, score_calibration, score_sets, undo
+from ...evaluation.calibration import (
+    LEAST_FITTED,
+    confidences,
+    cross_fitted,
+    score_calibration,
+    score_errors,
+    score_sets,
+)
+from ...model.calibration import undo_calibration
 from ...options.recipe import RECIPE_NAME
 from ...outputs import write_atomically
 from ...visualize.plots import draw_calibration, draw_class_scores
@@ -150,20 +158,25 @@ def score_split(
     return scores, pictures
 
 
-def report_calibration(folder: Path, split: str, evaluator: BaseEvaluator) -> dict[str, str]:
+def report_calibration(folder: Path, split: str, evaluator: BaseEvaluator, is_fitted: bool = False) -> dict[str, str]:
     """Write the scores of a calibrated model on a split as JSON, and a picture. Return its file name by its caption.
 
-    The scores are also stored in the evaluator. On the images of the fit, calibrated scores are cross-fitted.
+    The scores are also stored in the evaluator. If the calibration was fitted on the split, it is cross-fitted.
     """
     options, data = evaluator.calibration, evaluator.calibration_data()
     evaluator.calibration_scores = {}
-    if not options.num_images or data is None or len(data[1]) < LEAST_FITTED:
+    is_scored = not (evaluator.predicts_errors and is_fitted)  # one scale would equal the means of its own images
+    if not (options.num_images and is_scored) or data is None or len(data[1]) < LEAST_FITTED:
         return {}
-    logits, labels = undo(data[0], options), data[1]
-    is_fitted = split == evaluator.fitted_split
-    after = cross_fitted(logits, labels, evaluator.has_offset) if is_fitted else data[0]
-    both = score_calibration(logits, labels), score_calibration(after, labels)
+    if evaluator.predicts_errors:
+        both = score_errors(data[0] / (options.applied_error_scale or 1), data[1]), score_errors(*data)
+    else:
+        logits, labels = undo_calibration(data[0], options), data[1]
+        after = cross_fitted(logits, labels, evaluator.has_offset) if is_fitted else data[0]
+        both = score_calibration(logits, labels), score_calibration(after, labels)
     evaluator.calibration_scores = {name: (both[0][name], both[1][name]) for name in both[0]}
+    if evaluator.predicts_errors:
+        return {}
     sets = score_sets(logits, labels, options) if logits.ndim == 2 and not is_fitted else {}
     content = {"before": both[0], "after": both[1], "fitted on the same images": is_fitted, "sets": sets}
     name, caption = f"{split}_calibration", "Reliability before and after calibration"

@@ -443,7 +443,6 @@ class Task(ABC):
         if self.chooses_threshold:
             trainer.choose_threshold()
         if is_calibrated:
-            trainer.evaluator.fitted_split = "validation"
             self.complete_calibration(trainer)
 
     def complete_calibration(self, trainer: EvaluatorTrainer) -> None:  # noqa: B027  # Optional hook

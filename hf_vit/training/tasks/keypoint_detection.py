@@ -51,6 +51,7 @@ class KeypointEvaluator(Evaluator):
     lack = "no keypoint is labeled. Check the visibility in the annotations."
     parts = "keypoints"
     class_score = "PCK"
+    predicts_errors = True
     metric: KeypointMetric
     skeleton: Sequence[Sequence[int]] = ()
     flip_test: bool = True
@@ -63,16 +64,26 @@ class KeypointEvaluator(Evaluator):
         if self.flip_test:
             outputs.heatmaps = (outputs.heatmaps + model.mirrored_heatmaps(pixels)) / 2
         boxes = [target["box"][None] for target in batch["targets"]]
-        found = self.processor.post_process_keypoint_detection(outputs, boxes)
+        scale = self.calibration.applied_error_scale or 1.0
+        found = self.processor.post_process_keypoint_detection(outputs, boxes, error_scale=scale)
+        names = ("keypoints", "scores", "expected_errors")
         return [
-            ImageResult({"keypoints": pose["keypoints"], "scores": pose["scores"]}, loss)
+            ImageResult({name: pose[name] for name in names}, loss)
             for (pose,), loss in zip(found, losses.tolist(), strict=True)
         ]
+
+    def calibration_data(self) -> tuple[Tensor, Tensor]:
+        """Return the expected errors (N,) and the errors (N,) of labeled keypoints, relative to the object size."""
+        records = self.metric.records
+        expected, errors = (torch.tensor([record[name] for record in records]) for name in ("expected_nme", "nme"))
+        is_known = ~(expected + errors).isnan()
+        return expected[is_known], errors[is_known]
 
     def describe(self, prediction: Prediction, target: Target) -> dict[str, Any]:
         """Return the box of an object, and its keypoints with their scores."""
         found = {"labels": self.metric.names, "box": target["box"].tolist()}
-        return found | {name: value.tolist() for name, value in prediction.items()}
+        left_out = () if self.calibration.applied_error_scale else ("expected_errors",)
+        return found | {name: value.tolist() for name, value in prediction.items() if name not in left_out}
 
     def has_annotations(self, target: Target) -> bool:
         """Return whether any keypoint is labeled."""
@@ -184,6 +195,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     )
     published = ("ForPoseEstimation",)
     packages = ("matplotlib", "faster_coco_eval")
+    has_scores = True
     chooses_threshold = True
     collator_class = KeypointDetectionCollator
     augment = staticmethod(KeypointAugmentation)

@@ -269,11 +269,12 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         raise ValueError("A multi-task model has one evaluator for each head. Set --task to the task of a head.")
 
     def choose_inference(self, trainer: Any) -> None:
-        """Choose the score threshold of each head, and store the options of the heads in the model."""
+        """Calibrate each head, choose its score threshold, and store the options of the heads in the model."""
         for name, part in self.heads.items():
-            if not isinstance(part, ImageClassification):  # it would change the shared weights
-                trainer.parts[name].state.global_step = trainer.state.global_step
-                part.choose_inference(trainer.parts[name])
+            trainer.parts[name].state.global_step = trainer.state.global_step
+            # Interpolating a probe would change the shared weights.
+            choosing = Task if isinstance(part, ImageClassification) else type(part)
+            choosing.choose_inference(part, trainer.parts[name])
         processors = {name: part.processing_class for name, part in trainer.parts.items()}
         trainer.plain_model.update_heads(processors)
 

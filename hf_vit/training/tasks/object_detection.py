@@ -86,10 +86,8 @@ class DetectionEvaluator(Evaluator):
         return float(classes), float(boxes)
 
     def calibration_data(self) -> tuple[Tensor, Tensor]:
-        """Return the logit (N,) of the score of each detection, and whether it is correct at an IoU of 0.5, (N,)."""
-        found = [pair for image in self.metric.all_matched() for pair in image.found]
-        scores, hits = (torch.tensor(values, dtype=torch.float64) for values in zip(*found, strict=True))
-        return scores.logit(eps=1e-9), hits
+        """Return the logits (N,) of the scores of detections, and their hits (N,)."""
+        return self.metric.score_logits()
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
         """Return label, score and box of each object with a score above the threshold."""

@@ -26,6 +26,7 @@ from ...evaluation.segmentation import (
     UniversalMetric,
     class_map,
 )
+from ...model.calibration import calibrate, calibrate_score
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import Names, data_option, model_option, source_option
@@ -46,6 +47,7 @@ class UniversalEvaluator(Evaluator):
     """Predict and score segments, instances and pixel classes."""
 
     lack = "no mask has a pixel. Check the masks or annotations."
+    has_offset = True
     metric: UniversalMetric
 
     def __post_init__(self) -> None:
@@ -99,6 +101,13 @@ class UniversalEvaluator(Evaluator):
         ]
         return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
 
+    def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the logits (N,) of the scores of instances, and their hits (N,); None without countable classes."""
+        if INSTANCE not in self.metric.parts:
+            return None
+        logits, hits = self.metric.parts[INSTANCE].score_logits()
+        return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), hits
+
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
         """Return label, score and area of each segment or, if the metric has no panoptic part, of likely instances."""
         if PANOPTIC in prediction:
@@ -110,7 +119,11 @@ class UniversalEvaluator(Evaluator):
         least = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
         return {
             "segments": [
-                {"label": self.metric.names[label], "score": round(score, 6), "area": int(mask.sum())}
+                {
+                    "label": self.metric.names[label],
+                    "score": calibrate_score(score, self.calibration),
+                    "area": int(mask.sum()),
+                }
                 for label, score, mask in found
                 if score >= least
             ]
@@ -218,6 +231,7 @@ threshold = model.options.score_threshold or 0.5
 print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    has_scores = True
     chooses_threshold = True
     data_meaning = ("thing_classes",)
     limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES

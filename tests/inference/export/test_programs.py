@@ -81,6 +81,7 @@ TESTED_ELSEWHERE = ("classification", "keypoints")
 def build(case: Case) -> hf_vit.HfViTPreTrainedModel:
     torch.manual_seed(0)
     config = small_config(case.variant, **{**TINY, **case.overrides})
+    config.calibration_config = {"model_class": case.model_class.__name__, "temperature": 2.0, "offset": 0.5}
     return case.model_class(config).eval()
 
 
