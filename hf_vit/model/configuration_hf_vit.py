@@ -298,7 +298,12 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return HfViTMultiTaskConfig.of(self.multi_task_config).heads or {}
 
     def for_head(self, name: str) -> Self:
-        """Returns the configuration of the single-task model that consists of the backbone and the head `name`."""
+        """Returns the configuration of the single-task model that consists of the backbone and the head `name`.
+
+        Raises `ValueError` if there is no such head.
+        """
+        if name not in self.heads:
+            raise ValueError(f"head={name!r} is not a head of the model. Heads: {', '.join(self.heads) or 'none'}.")
         config, head = copy.deepcopy(self), self.heads[name]
         config.multi_task_config = None
         for field, value in head["config"].items():

@@ -98,6 +98,7 @@ class MultiTaskTrainer(HfViTTrainer):
     def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights = weights
+        self.losses: dict[str, list[torch.Tensor]] = {}  # unweighted losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
@@ -116,10 +117,21 @@ class MultiTaskTrainer(HfViTTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run a training step, and measure the norm of its gradient in the first steps of each head."""
+        (name,) = inputs["heads"]
         loss = super().training_step(model, inputs, *args, **kwargs)
+        self.losses.setdefault(name, []).append(loss / self.plain_model.loss_weights[name])
         if self.accelerator.sync_gradients:
-            self.weights.measure(inputs["heads"][0])
+            self.weights.measure(name)
         return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log values. Logs during training also contain the mean loss of each head, without its weight."""
+        if "loss" in logs:
+            for name, losses in self.losses.items():
+                mean = self.accelerator.reduce(torch.stack(losses).mean(), reduction="mean").item()
+                logs[f"{name}_loss"] = mean * self.args.gradient_accumulation_steps
+            self.losses.clear()
+        super().log(logs, *args, **kwargs)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """Evaluate all heads. The score names contain the names of the heads; `loss` is the sum with given weights."""

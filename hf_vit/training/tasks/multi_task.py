@@ -299,6 +299,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         def join(values: Mapping[str, Mapping[str, Any]], form: str = "{} {}") -> dict[str, Any]:
             return {form.format(name, key): value for name, own in values.items() for key, value in own.items()}
 
+        purposes = (f"{name} ({head['task'].replace('-', ' ')})" for name, head in self.options.heads.items())
         weights = describe_values({name: f"{value:.3g}" for name, value in trainer.weights.weights.items()})
         baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
         data = [info.data for info in infos.values()]
@@ -309,6 +310,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             trainer,
             recipe={"loss weights": f"{self.options.loss_weighting}: {weights}", **join(recipes)},
             task=self.pipeline,
+            purpose=f"several tasks: {', '.join(purposes)}",
             usage=self.usage,
             data=dataclasses.replace(
                 data[0],
