@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hf_vit
-from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection
+from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection, HfViTModel
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
@@ -22,15 +22,17 @@ from hf_vit.training.run import evaluate, train
 
 from ..helpers.dense_trainings import CONFIG
 from ..helpers.fresh import run_command
+from ..helpers.models import small_config
 
 
 DETECTION = {"detection_config": CONFIG["detection_config"]}
 HEADS: dict[str, dict[str, Any]] = {
     "rooms": {"task": "depth-estimation", "head": "conv"},
+    "floors": {"task": "semantic-segmentation"},
     "cells": {"task": "object-detection", "config_overrides": DETECTION},
 }
 OPTIONS: dict[str, Any] = {
-    **{"image_size": 24, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "max_steps": 12},
+    **{"image_size": 24, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "max_steps": 18},
     **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "choose_defaults": False, "learning_rate": 1e-3},
     **{"save_strategy": "steps", "save_steps": 6, "eval_strategy": "no", "check_images": False},
     "config_overrides": {name: value for name, value in CONFIG.items() if name not in TASK_CONFIGS},
@@ -40,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def places(scenes: Path, objects: Path) -> dict[str, Any]:
     """Return the heads with their data."""
-    return {"rooms": {**HEADS["rooms"], "data": str(scenes)}, "cells": {**HEADS["cells"], "data": str(objects)}}
+    return {name: {**head, "data": str(objects if name == "cells" else scenes)} for name, head in HEADS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +79,21 @@ def test_steps_follow_the_shares_and_use_all_examples() -> None:
 
 
 def test_weights_equalize_the_gradients_on_the_backbone() -> None:
-    model = nn.Module()
-    model.model = nn.Linear(1, 2, bias=False)
-    callback = LossWeights(model, {"rooms": 1.0, "cells": 2.0}, is_scaled=True)
+    model = HfViTModel(small_config())
+    callback = LossWeights({"rooms": 1.0, "cells": 2.0}, is_scaled=True)
+    weight = model.norm.weight
     for _ in range(NUM_MEASURED):
         assert callback.weights == {"rooms": 1.0, "cells": 2.0}
         for name, scale in (("rooms", 3.0), ("cells", 12.0)):
-            model.model.weight.grad = torch.tensor([[0.6], [0.8]]) * scale * callback.given[name]
-            callback.measure(name)
+            weight.grad = nn.functional.normalize(torch.ones_like(weight), dim=0) * scale
+            callback.head = name
+            callback.on_pre_optimizer_step(model=model)
     assert callback.weights == pytest.approx({"rooms": 7.5 / 3, "cells": 2 * 7.5 / 12})
-    assert model.loss_weights == callback.weights
-    frozen = LossWeights(model, {"rooms": 1.0}, is_scaled=True)
-    model.model.weight.grad = None
-    for _ in range(NUM_MEASURED):
-        frozen.measure("rooms")
-    assert frozen.weights == {"rooms": 1.0}
+    weight.grad = torch.ones_like(weight)
+    callback.on_pre_optimizer_step(model=model)
+    assert weight.grad[0].item() == pytest.approx(2 * 7.5 / 12)
+    weight.grad = None  # a frozen backbone
+    callback.on_pre_optimizer_step(model=model)
 
 
 def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
@@ -99,23 +101,26 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert "| rooms abs_rel |" in card
     assert "| cells map_50 |" in card
     assert "![rooms: Image, truth and prediction](rooms/" in card
-    weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
-    assert {name: len(norms) for name, norms in weights.items()} == {"rooms": NUM_MEASURED, "cells": NUM_MEASURED}
+    weights = json.loads((trained / "checkpoint-18" / "loss_weights.json").read_text())
+    assert {name: len(norms) for name, norms in weights.items()} == dict.fromkeys(HEADS, NUM_MEASURED)
+    assert "parameters for several tasks: rooms (depth estimation), floors (semantic " in card
+    logs = json.loads((trained / "trainer_state.json").read_text())["log_history"]
+    assert {"rooms_loss", "cells_loss", "loss"} <= {name for entry in logs for name in entry}
     model = HfViTForMultiTask.from_pretrained(trained)
     assert {name: head["task"] for name, head in model.config.heads.items()} == {
         name: head["task"] for name, head in HEADS.items()
     }
     assert model.config.heads["cells"]["processor"]["size"] == {"height": 24, "width": 24}
-    start, end = (load_file(trained / name / "model.safetensors") for name in ("checkpoint-6", "checkpoint-12"))
+    start, end = (load_file(trained / name / "model.safetensors") for name in ("checkpoint-6", "checkpoint-18"))
     moved = {key for key in end if not torch.equal(start[key], end[key])}
     assert {key for key in end if key.startswith(("heads.", "model.encoder"))} - moved == set()
     assert not HfViTForObjectDetection.from_pretrained(trained).untrained_weights
     assert HfViTForDepthEstimation.from_pretrained(trained).options.head == "conv"
-    saved = {"model_name_or_path": str(trained), "task": "depth-estimation", "dataset_name": places["rooms"]["data"]}
+    saved = {"model_name_or_path": str(trained), "head": "rooms", "dataset_name": places["rooms"]["data"]}
     evaluate({**saved, "output_dir": str(tmp_path), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
     alone = json.loads((tmp_path / "validation_scores.json").read_text())
     assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
-    with pytest.raises(SystemExit, match=r"has several heads\. Set --task to the task of the head"):
+    with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, floors, rooms"):
         evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
 
 
@@ -168,7 +173,9 @@ def test_other_loss_weights(weighting: str, places: dict[str, Any], tmp_path: Pa
     data = options.pop("tasks")
     result = hf_vit.train("multi-task", data, report=lambda _: None, loss_weighting=weighting, **options)
     scores = result.scores
-    assert scores[result.metric] == pytest.approx(3 * scores["rooms loss"] + scores["cells loss"])
+    assert scores[result.metric] == pytest.approx(
+        3 * scores["rooms loss"] + scores["cells loss"] + scores["floors loss"]
+    )
     weights = load_file(tmp_path / "model.safetensors")
     assert (
         f"{weighting}: cells 1, rooms 3" in (tmp_path / "README.md").read_text()

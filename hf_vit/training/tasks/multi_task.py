@@ -22,7 +22,7 @@ from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
 from ..models import read_config_of
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
-from ..planning.defaults import MIXED, MULTI_TASK, choose
+from ..planning.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
 from ..planning.gather import gather_facts
 from ..publishing.model_card import TrainingInfo, Usage, write_model_card
 from ..publishing.report import describe_training, describe_values
@@ -70,8 +70,8 @@ class MultiTaskArguments(TaskArguments):
     )
     loss_weighting: Literal["scaled", "fixed", "uncertainty"] = option(
         "scaled",
-        "Weights of the losses: those given (fixed), multiplied once so that gradients on the backbone have equal "
-        "norms in the first steps (scaled), or learned (uncertainty).",
+        "Weights of the losses in the gradients of the backbone: those given (fixed), multiplied once so that the "
+        "norms of the first steps become equal (scaled), or learned (uncertainty).",
         group="Training",
     )
 
@@ -256,12 +256,14 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 *(callback for part in self.heads.values() for callback in part.callbacks()),
             ],
             weights=LossWeights(
-                combined,
                 {name: float(heads[name]["weight"]) for name in trainers},
                 self.options.loss_weighting == "scaled",
             ),
         )
         trainer.parts = trainers
+        for name, part in self.heads.items():
+            if isinstance(part, ImageClassification) and part.probe is not None:
+                trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
         return trainer
 
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
@@ -319,7 +321,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 test=", ".join(f"{own.test} for {name}" for name, own in zip(infos, data, strict=True)),
             ),
             metrics=join({name: info.metrics for name, info in infos.items()}),
-            baselines={"without images": join(baselines)},
+            baselines={"baseline without images": join(baselines)},
             units=join({name: info.units for name, info in infos.items()}),
             lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
             parts=join({name: info.parts for name, info in infos.items()}),
