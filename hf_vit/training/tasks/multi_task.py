@@ -46,6 +46,7 @@ KINDS: dict[str, type[Task]] = {
 }
 OWN = {"task": None, "weight": 1.0, "share": 1.0}  # options of a head that are not options of its task
 SHARED = ("model_name_or_path", "preset", "image_size", "image_mean", "image_std", "check_images")
+JOINED = ("metrics", "units", "parts")  # fields of `TrainingInfo` with a value for each score or class
 OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "evaluation"}  # rows of the card
 SPLITTING = ("holds_out", "train_val_split", "validation_as_test")  # options that `load_data` changes
 # Training arguments of the trainers that evaluate single heads
@@ -125,7 +126,7 @@ class MultiTask(Task):
 print(result.keys())  # the names of the heads; each entry is the result of the pipeline of its task""",
         own="""print(outputs.answers.keys())  # the outputs of each head""",
     )
-    limits = "The heads share the backbone. {heads}"
+    limits = "The heads share the backbone. The pipeline of a single task opens its head alone. {heads}"
     defaults = MULTI_TASK
     argument_defaults: ClassVar[dict[str, Any]] = {
         **{"per_device_train_batch_size": 16, "learning_rate": 5e-4},
@@ -298,19 +299,30 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
     def join_cards(self, trainer: Any, infos: Mapping[str, TrainingInfo], **facts: Any) -> TrainingInfo:
         """Return the facts for the card of all heads, given those for the card of each head."""
 
-        def join(values: Mapping[str, Mapping[str, Any]], form: str = "{} {}") -> dict[str, Any]:
-            return {form.format(name, key): value for name, own in values.items() for key, value in own.items()}
+        def join(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+            return {f"{name} {key}": value for name, own in values.items() for key, value in own.items()}
 
         purposes = (f"{name} ({head['task'].replace('-', ' ')})" for name, head in self.options.heads.items())
-        weights = describe_values({name: f"{value:.3g}" for name, value in trainer.weights.weights.items()})
+        shares = {name: f"{head['share']:g}" for name, head in self.options.heads.items()}
+        weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
         baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
         data = [info.data for info in infos.values()]
         recipes = {
-            name: {key: info.recipe[key] for key in OF_HEADS & info.recipe.keys()} for name, info in infos.items()
+            name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
+        }
+        pictures = {
+            f"{name}: {key}": f"{name}/{file}"
+            for name, info in infos.items()
+            for key, file in info.pictures.items()
+            if key not in CURVES
         }
         return TrainingInfo.from_trainer(
             trainer,
-            recipe={"loss weights": f"{self.options.loss_weighting}: {weights}", **join(recipes)},
+            recipe={
+                "shares of the steps": describe_values(shares),
+                "loss weights": f"{self.options.loss_weighting}: {describe_values(weights)}",
+                **join(recipes),
+            },
             task=self.pipeline,
             purpose=f"several tasks: {', '.join(purposes)}",
             usage=self.usage,
@@ -320,20 +332,10 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 description=" ".join(f"{name}: {own.description}" for name, own in zip(infos, data, strict=True)),
                 test=", ".join(f"{own.test} for {name}" for name, own in zip(infos, data, strict=True)),
             ),
-            metrics=join({name: info.metrics for name, info in infos.items()}),
+            **{field: join({name: vars(info)[field] for name, info in infos.items()}) for field in JOINED},
             baselines={"baseline without images": join(baselines)},
-            units=join({name: info.units for name, info in infos.items()}),
             lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
-            parts=join({name: info.parts for name, info in infos.items()}),
-            pictures={
-                **{
-                    f"{name}: {key}": f"{name}/{file}"
-                    for name, info in infos.items()
-                    for key, file in info.pictures.items()
-                    if key not in CURVES
-                },
-                **CURVES,
-            },
+            pictures=pictures | CURVES,
             limits=self.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
             **describe_training(trainer, data[0].split),
             **facts,
