@@ -355,6 +355,10 @@ def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
         "distillation_classifier.bias": 0.3,
     }
     assert {name: rate[name] for name in expected} == pytest.approx(expected)
+    factors = {"classifier.": 0.5}
+    rate = rates(model, make_parameter_groups(model, 0.1, 0.05, head_lr_multiplier=3.0, lr_factors=factors))
+    assert rate["classifier.weight"] == pytest.approx(0.05)
+    assert rate["distillation_classifier.bias"] == pytest.approx(0.3)
 
 
 def test_blocks_of_heads_learn_as_heads() -> None:
