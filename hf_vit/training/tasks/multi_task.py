@@ -219,6 +219,15 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             for split, rows in known["loaded"].splits.items()
         }
 
+    def describe_held_out(self) -> str:
+        """Return a description of the held-out training images of each head and their purpose."""
+        return "; ".join(f"of {name}, {part.describe_held_out()}" for name, part in self.heads.items())
+
+    def describe_targets(self, trainer: Any) -> str:
+        """Return a description of values computed from the targets of each head."""
+        texts = {name: part.describe_targets(trainer.parts[name]) for name, part in self.heads.items()}
+        return "\n".join(f"{name}: {text}" for name, text in texts.items() if text)
+
     def make_trainer(self) -> Any:
         """Return the trainer of a new or saved model. Raises the same errors as `Task.make_trainer`."""
         self.heads, opened = self.make_parts(self.choose_options()), dict[str, tuple[Any, Any]]()
