@@ -271,6 +271,9 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             ),
         )
         trainer.parts = trainers
+        if self.options.model_name_or_path is not None:
+            # The steps of all heads together move a trained backbone about as far as the steps of one model.
+            trainer.lr_factors["model."] = 1 / len(trainers)
         for name, part in self.heads.items():
             if isinstance(part, ImageClassification) and part.probe is not None:
                 trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
@@ -329,6 +332,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             trainer,
             recipe={
                 "shares of the steps": describe_values(shares),
+                "learning rate of the backbone": f"x {trainer.lr_factors.get('model.', 1):.3g}",
                 "loss weights": f"{self.options.loss_weighting}: {describe_values(weights)}",
                 **join(recipes),
             },
