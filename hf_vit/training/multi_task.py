@@ -12,7 +12,6 @@ from torch import nn
 from ..model.task_multi_task import COUNTING
 from ..outputs import write_atomically
 from .callbacks.state import StatefulCallback
-from .evaluator_trainer import EvaluatorTrainer
 from .optimizer import find_backbone
 from .trainer import HfViTTrainer
 
@@ -94,8 +93,6 @@ class MultiTaskTrainer(HfViTTrainer):
         **kwargs: Arguments of `HfViTTrainer`.
     """
 
-    parts: dict[str, EvaluatorTrainer]  # trainer of each head by name
-
     def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights = weights
@@ -145,14 +142,3 @@ class MultiTaskTrainer(HfViTTrainer):
         self.log(scores)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores
-
-    # Timing runs measure the evaluation of the first head.
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the data loader of the first head."""
-        return next(iter(self.parts.values())).get_test_dataloader(test_dataset)
-
-    def prediction_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Score a batch of the first head."""
-        part = next(iter(self.parts.values()))
-        return part.prediction_step(part.model, *args, **kwargs)

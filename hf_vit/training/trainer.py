@@ -167,6 +167,7 @@ class HfViTTrainer(Trainer):
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
         self.lr_factors: dict[str, float] = {}  # see `make_parameter_groups`
+        self.parts: dict[str, Any] = {}  # trainers that evaluate the heads of a multi-task model, by name
         self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:

@@ -281,7 +281,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
 
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Raise `ValueError`, because each head has its own evaluator."""
-        raise ValueError("A multi-task model has one evaluator for each head. Set --task to the task of a head.")
+        raise ValueError("A multi-task model has one evaluator for each head. Set --head.")
 
     def choose_inference(self, trainer: Any) -> None:
         """Choose the score threshold of each head, and store the options of the heads in the model."""
