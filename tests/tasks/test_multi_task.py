@@ -28,13 +28,12 @@ from ..helpers.models import small_config
 DETECTION = {"detection_config": CONFIG["detection_config"]}
 HEADS: dict[str, dict[str, Any]] = {
     "rooms": {"task": "depth-estimation", "head": "conv"},
-    "floors": {"task": "semantic-segmentation"},
     "cells": {"task": "object-detection", "config_overrides": DETECTION},
 }
 OPTIONS: dict[str, Any] = {
-    **{"image_size": 24, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "max_steps": 18},
+    **{"image_size": 24, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "max_steps": 12},
     **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "choose_defaults": False, "learning_rate": 1e-3},
-    **{"save_strategy": "steps", "save_steps": 9, "eval_strategy": "no", "check_images": False},
+    **{"save_strategy": "steps", "save_steps": 6, "eval_strategy": "no", "check_images": False},
     "config_overrides": {name: value for name, value in CONFIG.items() if name not in TASK_CONFIGS},
 }
 
@@ -101,9 +100,9 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert "| rooms abs_rel |" in card
     assert "| cells map_50 |" in card
     assert "![rooms: Image, truth and prediction](rooms/" in card
-    weights = json.loads((trained / "checkpoint-18" / "loss_weights.json").read_text())
+    weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
     assert {name: len(norms) for name, norms in weights.items()} == dict.fromkeys(HEADS, NUM_MEASURED)
-    assert "parameters for several tasks: rooms (depth estimation), floors (semantic " in card
+    assert "parameters for several tasks: rooms (depth estimation), cells (object " in card
     logs = json.loads((trained / "trainer_state.json").read_text())["log_history"]
     assert {"rooms_loss", "cells_loss", "loss"} <= {name for entry in logs for name in entry}
     model = HfViTForMultiTask.from_pretrained(trained)
@@ -111,7 +110,7 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
         name: head["task"] for name, head in HEADS.items()
     }
     assert model.config.heads["cells"]["processor"]["size"] == {"height": 24, "width": 24}
-    start, end = (load_file(trained / name / "model.safetensors") for name in ("checkpoint-9", "checkpoint-18"))
+    start, end = (load_file(trained / name / "model.safetensors") for name in ("checkpoint-6", "checkpoint-12"))
     moved = {key for key in end if not torch.equal(start[key], end[key])}
     assert {key for key in end if key.startswith(("heads.", "model.encoder"))} - moved == set()
     assert not HfViTForObjectDetection.from_pretrained(trained).untrained_weights
@@ -120,18 +119,29 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     evaluate({**saved, "output_dir": str(tmp_path), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
     alone = json.loads((tmp_path / "validation_scores.json").read_text())
     assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
-    with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, floors, rooms"):
+    with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, rooms"):
         evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "both"
-    shutil.copytree(trained / "checkpoint-9", folder / "checkpoint-9")
+    shutil.copytree(trained / "checkpoint-6", folder / "checkpoint-6")
     options = {**OPTIONS, "tasks": places, "output_dir": str(folder), "resume_from_checkpoint": "last"}
     train(TASKS["multi-task"], options, lambda _: None)
     whole, resumed = load_file(trained / "model.safetensors"), load_file(folder / "model.safetensors")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_a_run_with_a_segmentation_head_resumes(scenes: Path, tmp_path: Path) -> None:
+    tasks = {"floors": {"task": "semantic-segmentation", "data": str(scenes)}}
+    options = {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path), "max_steps": 2, "save_steps": 1}
+    train(TASKS["multi-task"], options, lambda _: None)
+    whole = load_file(tmp_path / "model.safetensors")
+    resumed = {**options, "resume_from_checkpoint": str(tmp_path / "checkpoint-1")}
+    train(TASKS["multi-task"], resumed, lambda _: None)
+    again = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
 
 
 def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
@@ -141,8 +151,8 @@ def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_p
     process = run_command("train multi-task", tmp_path, str(recipe), "--output_dir", "two", processes=2)
     assert process.returncode == 0, process.stderr
     whole, shared = load_file(trained / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
-    for key, value in whole.items():  # AdamW amplifies the rounding of gradients near 0
-        torch.testing.assert_close(shared[key], value, rtol=1e-3, atol=5e-4)
+    for key, value in whole.items():
+        torch.testing.assert_close(shared[key], value, rtol=1e-3, atol=1e-4)
     scores = [
         json.loads((place / "rooms" / "validation_scores.json").read_text()) for place in (trained, tmp_path / "two")
     ]
@@ -173,9 +183,7 @@ def test_other_loss_weights(weighting: str, places: dict[str, Any], tmp_path: Pa
     data = options.pop("tasks")
     result = hf_vit.train("multi-task", data, report=lambda _: None, loss_weighting=weighting, **options)
     scores = result.scores
-    assert scores[result.metric] == pytest.approx(
-        3 * scores["rooms loss"] + scores["cells loss"] + scores["floors loss"]
-    )
+    assert scores[result.metric] == pytest.approx(3 * scores["rooms loss"] + scores["cells loss"])
     weights = load_file(tmp_path / "model.safetensors")
     assert (
         f"{weighting}: cells 1, rooms 3" in (tmp_path / "README.md").read_text()
