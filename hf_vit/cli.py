@@ -284,8 +284,11 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
     if not file.is_file():
         return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
-    except (ValueError, AttributeError):  # An invalid config.json is reported later, by the evaluation.
+        config = json.loads(file.read_text(encoding="utf-8"))
+        names = config.get("architectures") or ["ForImageClassification"]
+        if head := values.get("head"):
+            return str(config["multi_task_config"]["heads"][head]["task"])
+    except (ValueError, AttributeError, LookupError, TypeError):  # The evaluation reports an invalid config.json.
         return ""
     saved = str(names[0])
     return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")

@@ -191,8 +191,9 @@ def command_text(function: Callable[..., Any]) -> str:
 
 def describe(task: str) -> str:
     """Return the help text of a training command above its options."""
+    purpose = "several tasks" if task == "multi-task" else task.replace("-", " ")
     lines = [
-        f"Train a model for {task.replace('-', ' ')}, or fine-tune an existing one.",
+        f"Train a model for {purpose}, or fine-tune an existing one.",
         "",
         f"Usage: hf-vit train {task} {'recipe.yaml' if task == 'multi-task' else '[recipe.yaml] DATA'} [options]",
     ]

@@ -1,7 +1,7 @@
 """Draw attention, saliency and patch features of a model on photos. Works with hf_vit models and published ViTs.
 
-Writes <photo>_<kind>.png for each photo, and pca.png for all photos together. By default all kinds are drawn that the
-model supports:
+Writes <photo>_<kind>.png for each photo, and pca.png and predictions.png for all photos together. By default all kinds
+are drawn that the model supports:
 
     <photo>_attention    attention to the patches, per layer and head
     <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
@@ -11,6 +11,7 @@ model supports:
     <photo>_patches      patch grid, tokens, attention between two patches, and mean distance of attention per layer
     <photo>_words        patches that are relevant for each word of a text (image-text models only; needs --text)
     pca                  principal components of the patch features as colors, the same colors in all photos
+    predictions          predictions as drawn by hf-vit predict (drawn by default only for multi-task models)
 
 Photos are resized without cropping and keep their aspect ratio.
 
@@ -30,10 +31,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ..inference.predict import predict_files
 from ..inference.search import encode_texts, load_text_processor
 from ..inference.sources import find_images, name_outputs, open_image
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
+from ..model.task_multi_task import HfViTForMultiTask
 from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize import attention, patches, tokens
@@ -132,14 +135,17 @@ PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
 }
 # Maps each kind of picture that shows all photos together to the function that draws it
 JOINT_DRAWINGS: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
+PREDICTIONS = "predictions"
+KINDS = (*PHOTO_DRAWINGS, *JOINT_DRAWINGS, PREDICTIONS)
 
 
 def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
     """Return the kinds of pictures that can be drawn for a model and a text."""
     missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
+    missing |= set() if isinstance(model, HfViTForMultiTask) else {PREDICTIONS}
     missing |= {"words"} if text is None else set()
     missing |= {"positions"} if model.base_model.embeddings.position_embeddings is None else set()
-    return [kind for kind in (*PHOTO_DRAWINGS, *JOINT_DRAWINGS) if kind not in missing]
+    return [kind for kind in KINDS if kind not in missing]
 
 
 def visualize(
@@ -147,11 +153,12 @@ def visualize(
     photos: list[Path],
     *,
     output_dir: Path,
-    kinds: Annotated[list[str] | None, (*PHOTO_DRAWINGS, *JOINT_DRAWINGS)] = None,
+    kinds: Annotated[list[str] | None, KINDS] = None,
     image_size: Annotated[int | None, COUNT] = None,
     point: list[tuple[float, float]] | None = None,
     class_name: str | None = None,
     text: str | None = None,
+    head: str | None = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
@@ -169,6 +176,7 @@ def visualize(
             and the patch that it attends to most.
         class_name: Class whose saliency is drawn; by default the most likely class.
         text: Text whose words are searched for in the photos, for image-text models.
+        head: Head of a multi-task model; by default the backbone and the predictions of all heads are drawn.
         overwrite: Replace pictures of an earlier run.
         report: Function that receives the path of each file.
 
@@ -178,11 +186,15 @@ def visualize(
     """
     check_writable(output_dir)
     files = find_images(photos)
-    opened, processor = open_for_inspection(model, image_size)
+    opened, processor = open_for_inspection(model, image_size, head)
     words = {} if text is None else encode_words(opened, model, text)
     inspections = [Inspection(opened, processor, open_image(file), point or (), class_name, words) for file in files]
-    drawn: dict[Path, Callable[[Path], None]] = {}
+    drawn: dict[Path, Callable[[Path], object]] = {}
     for kind in kinds or kinds_of(opened, text):
+        if kind == PREDICTIONS:
+            sheet = output_dir / f"{kind}.png"
+            drawn[sheet] = lambda file: list(predict_files(model, files, picture=file, head=head, overwrite=True))
+            continue
         if kind in JOINT_DRAWINGS:
             drawn[output_dir / f"{kind}.png"] = partial(JOINT_DRAWINGS[kind], inspections)
             continue

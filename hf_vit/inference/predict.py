@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import Pipeline, PreTrainedConfig, pipeline
 from transformers.utils import logging
 
+from ..convert import load_image_processor
 from ..data.formats.files import VIDEO_SUFFIXES, is_system
 from ..data.shards import open_processes
 from ..extras import check_packages
@@ -59,6 +60,7 @@ def predict_files(
     optimize: bool = False,
     trust_remote_code: bool = False,
     overwrite: bool = False,
+    head: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Predicts images and the frames of videos, and writes predictions and pictures to files if requested.
 
@@ -83,6 +85,7 @@ def predict_files(
         optimize: Whether to optimize a model of hf_vit first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code stored with the model. hf_vit and transformers models need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
+        head: Head of a multi-task model, which is used like a single-task model; by default all heads.
 
     Yields:
         For each image, a JSON-compatible dictionary with `file`, the prediction, the files in `written`, `best_score`
@@ -97,7 +100,7 @@ def predict_files(
     places = Places(output_dir, picture, boxes, rows_per_shard, overwrite)
     given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "tile_size": tile_size}
     given |= {"subtask": subtask, "candidate_labels": labels and list(labels), "top_k": top_k, "overlap": overlap}
-    opening = {"batch_size": batch_size, "optimize": optimize, "trust_remote_code": trust_remote_code}
+    opening = {"batch_size": batch_size, "optimize": optimize, "trust_remote_code": trust_remote_code, "head": head}
     yield from _predict(model, [os.fspath(path) for path in inputs], places, given | (options or {}), opening)
 
 
@@ -136,7 +139,7 @@ def _predict(
     draws = shard_folder is None and bool(places.output_dir or places.picture)
     # The names of output files depend on all names. Otherwise, no list of all names is held in memory.
     listed = list(sources) if draws or places.boxes is not None else []
-    writer = _find_writer(model, given, places.boxes, draws=draws)
+    writer = _find_writer(model, given, places.boxes, opening["head"], draws=draws)
     boxes = None if places.boxes is None else read_box_file(places.boxes, listed)
     predictor = open_predictor(model, writer, given, boxes, **opening, is_distributed=shard_folder is not None)
     if shard_folder is not None:
@@ -174,11 +177,11 @@ def check_places(output_dir: Path | None, picture: Path | None) -> None:
         check_writable(folder)
 
 
-def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, draws: bool) -> Writer:
+def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, head: str | None, *, draws: bool) -> Writer:
     """Returns the writer for a model; raises `ValueError` if options are not valid for the model."""
     nms_threshold = given["nms_threshold"]
     check_thresholds(threshold=given["threshold"], nms_threshold=nms_threshold)
-    config = read_config(model)
+    config = read_config(model, head=head)
     name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
     if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
         raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} has another task.")
@@ -215,6 +218,7 @@ def open_predictor(
     optimize: bool = False,
     trust_remote_code: bool = False,
     is_distributed: bool = False,
+    head: str | None = None,
 ) -> Predictor:
     """Opens the pipeline of a model. If `optimize` is set, optimizes the model and logs the measurements.
 
@@ -227,11 +231,14 @@ def open_predictor(
         optimize: Whether to optimize the model.
         trust_remote_code: Whether to run Python code stored with the model.
         is_distributed: Whether several processes predict, each on its own device.
+        head: Head of a multi-task model; None means all heads.
     """
     task = writer.pipeline
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED or given.get("tile_size") else {}
     options |= {"device": open_processes().device} if is_distributed else {}
+    if head is not None:
+        options |= {"model_kwargs": {"head": head}, "image_processor": load_image_processor(model, head=head)}
     with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
     if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit already check for untrained weights.

@@ -299,7 +299,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     def for_head(self, name: str) -> Self:
         """Returns the configuration of the single-task model that consists of the backbone and the head `name`."""
-        config, head = copy.deepcopy(self), self.heads[name]
+        config, head = copy.deepcopy(self), HfViTMultiTaskConfig.of(self.multi_task_config).head(name)
         config.multi_task_config = None
         for field, value in head["config"].items():
             setattr(config, field, copy.deepcopy(value))
@@ -471,7 +471,7 @@ def find_processor(fields: dict[str, Any], head: str | None, pipeline_task: str 
 
     Args:
         fields: Content of config.json.
-        head: Name of the head. Raises `ValueError` if it is unknown.
+        head: Name of the head.
         pipeline_task: Task of the pipeline that opens the model, which selects the head if `head` is None.
     """
     options = HfViTMultiTaskConfig.of(fields.get("multi_task_config"))
@@ -480,9 +480,7 @@ def find_processor(fields: dict[str, Any], head: str | None, pipeline_task: str 
         kinds = ["semantic-segmentation", "universal-segmentation"]
     own = [options.find_head(task) for task in HEAD_TASKS if task in kinds]
     chosen = next((name for name in heads if name in own), None) if head is None else head
-    if chosen is not None and chosen not in heads:
-        raise ValueError(f"head={chosen!r} is not a head of the model. Heads: {', '.join(heads) or 'none'}.")
-    return None if chosen is None else heads[chosen].get("processor")
+    return None if chosen is None else options.head(chosen).get("processor")
 
 
 def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:

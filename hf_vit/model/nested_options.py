@@ -151,6 +151,13 @@ class HfViTMultiTaskConfig(HfViTTaskConfig):
                     f"The head {name!r} has the task {head.get('task')!r}. Choose one of {', '.join(HEAD_TASKS)}."
                 )
 
+    def head(self, name: str) -> dict[str, Any]:
+        """Returns the options of a head; raises `ValueError` if it does not exist."""
+        heads = self.heads or {}
+        if name not in heads:
+            raise ValueError(f"head={name!r} is not a head of the model. Heads: {', '.join(heads) or 'none'}.")
+        return heads[name]
+
     def find_head(self, task: str, name: str | None = None) -> str | None:
         """Returns the name of the head that a model of `task` opens, or None if there is no such head.
 

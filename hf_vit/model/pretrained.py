@@ -59,16 +59,24 @@ def pausing_garbage_collection() -> Iterator[None]:
 
 
 def read_config(
-    name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
+    name_or_path: str | os.PathLike[str],
+    *,
+    head: str | None = None,
+    trust_remote_code: bool | None = None,
+    **kwargs: Any,
 ) -> dict[str, Any]:
-    """Returns the content of config.json, or `{}` for the path of a weight file; raises `OSError` if it is missing."""
+    """Returns the content of config.json, or `{}` for the path of a weight file; raises `OSError` if it is missing.
+
+    For a `head` of a multi-task model, these are the fields of the single-task model with this head. Raises
+    `ValueError` if there is no such head.
+    """
     # `trust_remote_code` is not passed on, because transformers would warn that it has no effect.
     path = Path(name_or_path)
     if path.is_file():
         return {}
     check_reachable(name_or_path, **kwargs)
     config: dict[str, Any] = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)[0]
-    return config
+    return config if head is None else HfViTConfig.from_dict(config).for_head(head).to_dict()
 
 
 def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,12 +126,14 @@ def find_head_of(model_class: type[PreTrainedModel], saved: dict[str, Any], want
     return None if task is None else options.find_head(task, wanted)
 
 
-def choose_head(model_class: type[PreTrainedModel], kwargs: dict[str, Any], saved: dict[str, Any]) -> None:
+def choose_head(
+    model_class: type[PreTrainedModel], kwargs: dict[str, Any], saved: dict[str, Any], wanted: str | None
+) -> None:
     """Changes the arguments of `from_pretrained` so that a single-task class opens its head of a multi-task model.
 
-    The argument `head` names the head. By default, it is chosen by `HfViTMultiTaskConfig.find_head`.
+    By default, the head is chosen by `HfViTMultiTaskConfig.find_head`.
     """
-    head = find_head_of(model_class, saved, kwargs.pop("head", None))
+    head = find_head_of(model_class, saved, wanted)
     if head is None:
         return
     config, given = kwargs.pop("config", None), dict[str, Any]()
@@ -365,7 +375,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             OSError: if the folder or repository does not exist, has no weights, or a file is damaged.
         """
         name_or_path, has_new_labels = pretrained_model_name_or_path, not {"num_labels", "id2label"}.isdisjoint(kwargs)
-        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        ignores_mismatches, head = kwargs.pop("ignore_mismatched_sizes", False), kwargs.pop("head", None)
         wants_info = kwargs.pop("output_loading_info", False)
         geometry: dict[str, Any] = {}
         saved: dict[str, Any] = {}
@@ -377,7 +387,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     raise
                 pass  # the converter below opens checkpoints of other libraries or raises an error
             geometry = pop_geometry(kwargs, saved)
-            choose_head(cls, kwargs, saved)
+            choose_head(cls, kwargs, saved, head)
             if saved.get("model_type") != cls.config_class.model_type:
                 with pausing_garbage_collection():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None

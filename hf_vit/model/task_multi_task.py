@@ -110,7 +110,6 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
         self.heads = nn.ModuleDict({name: self._build_head(name) for name in config.heads})
         learns_weights = HfViTMultiTaskConfig.of(config.multi_task_config).learns_loss_weights
         self.uncertainty = HfViTUncertainty(len(config.heads)) if learns_weights else None
-        self.loss_weights: dict[str, float] = {}  # factors of the losses, 1 by default; set by training runs
         self.post_init()
         self._output_capturing_hooks_installed = True  # outputs are recorded by the hooks of `self.model`
 
@@ -152,8 +151,8 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `HfViTMultiTaskOutput`. The loss is the sum over heads, weighted by `loss_weights` or, if they are learned,
-            by uncertainty (https://arxiv.org/abs/1705.07115).
+            `HfViTMultiTaskOutput`. The loss is the sum over heads, weighted by uncertainty if weights are learned
+            (https://arxiv.org/abs/1705.07115).
 
         Raises:
             ValueError: if a name is unknown, or an input does not fit the model.
@@ -182,7 +181,6 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
         return HfViTMultiTaskOutput(loss=torch.stack(losses).sum() if losses else None, answers=answers)
 
     def _weighted(self, name: str, loss: Tensor) -> Tensor:
-        loss = self.loss_weights.get(name, 1.0) * loss
         if self.uncertainty is None:
             return loss
         log_variance = self.uncertainty.log_variances[[*self.heads].index(name)]

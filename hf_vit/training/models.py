@@ -148,7 +148,8 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
     """Raise `ValueError` unless a checkpoint has the given model class and configuration fields."""
     saved = read_config_of(checkpoint)
     then = HfViTConfig.from_dict(saved).to_dict()
-    pairs = {"class": (saved.get("architectures"), [model_class.__name__])}
+    # A model with several heads is saved with a second class, which the segmentation pipeline opens.
+    pairs = {"class": ((saved.get("architectures") or [])[:1], [model_class.__name__])}
     for name, value in fields.items():
         if name in TASK_CONFIGS:
             options = TASK_CONFIGS[name].of(saved.get(name)).to_full_dict()
@@ -262,9 +263,9 @@ def open_with_options(
     return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head)), True
 
 
-def open_trained(model_class: type[Model], name_or_path: str) -> Model:
-    """Open a saved or published model; raise `ValueError` if it has no trained head."""
-    model, info = load_with_info(model_class, name_or_path, {})
+def open_trained(model_class: type[Model], name_or_path: str, head: str | None = None) -> Model:
+    """Open a saved or published model, or a head of a multi-task model; raise `ValueError` if it is not trained."""
+    model, info = load_with_info(model_class, name_or_path, {} if head is None else {"head": head})
     check_trained(model, name_or_path, info["missing_keys"])
     return model
 
@@ -283,10 +284,10 @@ def load_with_info(
     return model, info
 
 
-def read_config_of(name_or_path: str) -> dict[str, Any]:
-    """Return the content of a model's config.json, or {} for a weight file; raise `OSError` if it is missing."""
+def read_config_of(name_or_path: str, head: str | None = None) -> dict[str, Any]:
+    """Return the content of config.json, see `read_config`; raise `OSError` if it is missing."""
     with naming(name_or_path):
-        return read_config(name_or_path)
+        return read_config(name_or_path, head=head)
 
 
 @contextmanager

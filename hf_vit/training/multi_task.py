@@ -12,11 +12,12 @@ from torch import nn
 from ..model.task_multi_task import COUNTING
 from ..outputs import write_atomically
 from .callbacks.state import StatefulCallback
-from .evaluator_trainer import EvaluatorTrainer
+from .optimizer import find_backbone
 from .trainer import HfViTTrainer
 
 
 NUM_MEASURED = 5  # number of steps of each head in which the gradient norm is measured
+MIN_NORM = 1e-12  # minimum gradient norm by which a weight is divided
 FILE = "loss_weights.json"
 INPUTS = ("pixel_values", "patch_attention_mask")
 
@@ -36,22 +37,21 @@ class MultiTaskCollator:
 
 
 class LossWeights(StatefulCallback):
-    """Set the weights of the losses once, so that their gradients on the backbone have equal norms.
+    """Weight the losses of the heads in the gradients of the backbone, after clipping. Heads do not need weights.
 
-    The norms are means over the first `NUM_MEASURED` steps of each head, before clipping. They are scaled to their
-    mean, multiplied by the given weights, and fixed for the rest of the run: https://arxiv.org/abs/2201.04122 and
-    https://arxiv.org/abs/2505.10347 find that fixed weights are as good as weights that change in each step.
+    After `NUM_MEASURED` steps of each head, weights are set so that the measured gradients have equal norms, and fixed
+    for the rest of the run: https://arxiv.org/abs/2201.04122 and https://arxiv.org/abs/2505.10347 find that fixed
+    weights are as good as weights that change in each step. The given weights are factors of these weights.
 
     Args:
-        model: The model.
         given: Given weight of each head.
         is_scaled: Whether weights are scaled by gradient norms. Without it, the given weights are used.
     """
 
-    def __init__(self, model: Any, given: Mapping[str, float], is_scaled: bool) -> None:
-        self.model, self.given, self.is_scaled = model, given, is_scaled
+    def __init__(self, given: Mapping[str, float], is_scaled: bool) -> None:
+        self.given, self.is_scaled = given, is_scaled
+        self.head = ""  # head of the current step
         self.norms: dict[str, list[float]] = {name: [] for name in given}
-        model.loss_weights = self.weights
 
     @property
     def weights(self) -> dict[str, float]:
@@ -59,19 +59,20 @@ class LossWeights(StatefulCallback):
         if not self.is_scaled or any(len(norms) < NUM_MEASURED for norms in self.norms.values()):
             return dict(self.given)
         means = {name: sum(norms) / len(norms) for name, norms in self.norms.items()}
-        if min(means.values()) <= 0:  # a frozen backbone has no gradients
-            return dict(self.given)
         mean = sum(means.values()) / len(means)
-        return {name: self.given[name] * mean / means[name] for name in means}
+        return {name: weight * mean / max(means[name], MIN_NORM) for name, weight in self.given.items()}
 
-    def measure(self, name: str) -> None:
-        """Measure the norm of the gradient of a step of a head, without the weight of its loss."""
-        if not self.is_scaled or len(self.norms[name]) >= NUM_MEASURED:
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **kwargs: Any) -> None:
+        """Weight the gradients of the backbone, and measure their norm in the first steps of each head."""
+        backbone = find_backbone(model)
+        assert backbone is not None
+        gradients = [weight.grad for weight in backbone.parameters() if weight.grad is not None]
+        if not gradients:  # the backbone is frozen
             return
-        gradients = [weight.grad for weight in self.model.model.parameters() if weight.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm().item() if gradients else 0.0
-        self.norms[name].append(norm / self.given[name])
-        self.model.loss_weights = self.weights
+        norms, weight = self.norms[self.head], self.weights[self.head]
+        if self.is_scaled and len(norms) < NUM_MEASURED:
+            norms.append(torch.stack(torch._foreach_norm(gradients)).norm().item())
+        torch._foreach_mul_(gradients, weight)
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
         """Save the measured norms."""
@@ -81,7 +82,6 @@ class LossWeights(StatefulCallback):
     def load_state(self, folder: Path) -> None:
         """Load the measured norms."""
         self.norms = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        self.model.loss_weights = self.weights
 
 
 class MultiTaskTrainer(HfViTTrainer):
@@ -93,11 +93,10 @@ class MultiTaskTrainer(HfViTTrainer):
         **kwargs: Arguments of `HfViTTrainer`.
     """
 
-    parts: dict[str, EvaluatorTrainer]  # trainer of each head by name
-
     def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights = weights
+        self.losses: dict[str, list[torch.Tensor]] = {}  # losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
@@ -115,11 +114,20 @@ class MultiTaskTrainer(HfViTTrainer):
         return batches, self._add_up(counts, args[-1])
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run a training step, and measure the norm of its gradient in the first steps of each head."""
+        """Run a training step, and record its head and loss."""
+        (self.weights.head,) = inputs["heads"]
         loss = super().training_step(model, inputs, *args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self.weights.measure(inputs["heads"][0])
+        self.losses.setdefault(self.weights.head, []).append(loss)
         return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log values. Logs during training also contain the mean loss of each head."""
+        if "loss" in logs:
+            for name, losses in self.losses.items():
+                mean = self.accelerator.reduce(torch.stack(losses).mean(), reduction="mean").item()
+                logs[f"{name}_loss"] = mean * self.args.gradient_accumulation_steps
+            self.losses.clear()
+        super().log(logs, *args, **kwargs)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """Evaluate all heads. The score names contain the names of the heads; `loss` is the sum with given weights."""
@@ -134,14 +142,3 @@ class MultiTaskTrainer(HfViTTrainer):
         self.log(scores)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores
-
-    # Timing runs measure the evaluation of the first head.
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the data loader of the first head."""
-        return next(iter(self.parts.values())).get_test_dataloader(test_dataset)
-
-    def prediction_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Score a batch of the first head."""
-        part = next(iter(self.parts.values()))
-        return part.prediction_step(part.model, *args, **kwargs)

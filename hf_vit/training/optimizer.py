@@ -92,6 +92,7 @@ def make_parameter_groups(
     layer_decay: float = 1.0,
     head_lr_multiplier: float = 1.0,
     use_muon: bool = False,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return optimizer groups for a model of any task; each trainable parameter is in one group.
 
@@ -103,6 +104,8 @@ def make_parameter_groups(
             embeddings, the blocks and the heads (https://arxiv.org/abs/2106.08254).
         head_lr_multiplier: Factor of the learning rate of heads.
         use_muon: Whether the matrices of blocks are in separate groups for `Muon`.
+        lr_factors: Factors of the learning rate by the prefix of parameter names: of the backbone in addition to
+            `layer_decay`, of heads instead of `head_lr_multiplier`.
 
     Returns:
         Groups with `params`, `lr`, `weight_decay`, the learning rate factor `lr_scale`, a readable `name`, and
@@ -125,7 +128,9 @@ def make_parameter_groups(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             number = numbers.get(parameter, head)
-            scale = head_lr_multiplier if number == head else layer_decay ** (head - number)
+            factors = (factor for prefix, factor in (lr_factors or {}).items() if name.startswith(prefix))
+            usual = head_lr_multiplier if number == head else 1.0
+            scale = layer_decay ** (head - number) * next(factors, usual)
             members[scale, name in decayed, matrices.get(parameter, 0)].append((number, parameter))
     groups = [
         {

@@ -22,6 +22,7 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
+from ..model.configuration_hf_vit import HfViTConfig
 from ..options.field import Names
 from ..options.library import options_of
 from ..options.recipe import RECIPE_NAME, recipe_text, savable_values, with_recipe
@@ -368,7 +369,7 @@ def complete_evaluation(
 def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArguments]:
     """Return the task of the saved model to evaluate, and its arguments."""
     values = with_recipe(values)
-    task_class = find_task(values)
+    task_class, head = find_task(values), values.pop("head", None)  # tasks also have an option `head`
     kinds = task_class.fields()
     own = options_of(EvaluationArguments)
     for name, option in options_of(kinds["options"]).items():
@@ -380,6 +381,7 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
         raise ValueError(f"{name}={value!r} applies only to training. Remove it.")
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
         raise ValueError(f"{useless[0]} applies only to training. Remove it.")
+    args.head = head
     args.name_output(options.sources)
     others = {name: kind() for name, kind in kinds.items() if name not in ("options", "args")}
     return task_class(options, args, **others), args
@@ -390,20 +392,22 @@ def find_task(values: Mapping[str, Any]) -> type[Task]:
     model = values.get("model_name_or_path")
     if not model:
         raise ValueError("No model is given. Set --model_name_or_path to a path, or to a name on the Hub.")
-    name = str(values.get("task") or task_of_model(os.fspath(model))).replace("_", "-")
+    name = str(values.get("task") or task_of_model(os.fspath(model), values.get("head"))).replace("_", "-")
     if name not in TASKS:
         raise ValueError(f"task={name!r} is unknown. Choose one of {', '.join(TASKS)}.")
     if name == "multi-task":
-        raise ValueError(f"{model} has several heads. Set --task to the task of the head to evaluate.")
+        heads = HfViTConfig.from_dict(read_config_of(model)).heads
+        raise ValueError(f"{model} has several heads. Set --head to one of {', '.join(heads)}.")
     return TASKS[name]
 
 
-def task_of_model(name_or_path: str) -> str:
-    """Return the task name of a saved or published model, from the class in its configuration.
+def task_of_model(name_or_path: str, head: str | None = None) -> str:
+    """Return the task name of a saved or published model, or of its head, from the class in its configuration.
 
     If there is no class, as for weight files and timm checkpoints, the model is assumed to be a classifier.
     """
-    architecture = str((read_config_of(name_or_path).get("architectures") or ["ForImageClassification"])[0])
+    config = read_config_of(name_or_path, head)
+    architecture = str((config.get("architectures") or ["ForImageClassification"])[0])
     for name, task in TASKS.items():
         if any(part in architecture for part in (task.model_class.__name__.removeprefix("HfViT"), *task.published)):
             return name

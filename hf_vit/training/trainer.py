@@ -166,6 +166,8 @@ class HfViTTrainer(Trainer):
         self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
+        self.lr_factors: dict[str, float] = {}  # see `make_parameter_groups`
+        self.parts: dict[str, Any] = {}  # trainers that evaluate the heads of a multi-task model, by name
         self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
@@ -388,6 +390,7 @@ class HfViTTrainer(Trainer):
             layer_decay=self.options.layer_decay,
             head_lr_multiplier=self.options.head_lr_multiplier,
             use_muon=self.options.use_muon,
+            lr_factors=self.lr_factors,
         )
         optimizer_class = Muon if self.options.use_muon else optimizer_class
         self.new_options.options = [{**options, **group} for group in groups]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import BaseImageProcessor
 from ..convert import TASKS, load_image_processor, open_source, whole_image_processor
 from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel
+from ..model.pretrained import HfViTPreTrainedModel, read_config
 from . import attention, patches
 
 
@@ -19,13 +20,14 @@ MAX_SIDE = 1200  # Maximum side of a drawn photo in pixels
 
 
 def open_for_inspection(
-    name_or_path: str, image_size: int | None = None
+    name_or_path: str, image_size: int | None = None, head: str | None = None
 ) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
     """Open a model of any task, and an image processor that resizes photos without cropping.
 
     Args:
         name_or_path: Folder, weights file, or name on the Hub of an hf_vit model or a published ViT.
         image_size: Shorter side of the resized photos in pixels; None means the image size of the model.
+        head: Head of a multi-task model to open.
 
     Returns:
         The model in evaluation mode with eager attention, and the processor. The processor keeps the aspect ratio of
@@ -35,15 +37,17 @@ def open_for_inspection(
         OSError: if the checkpoint does not exist.
         ValueError: if the checkpoint cannot be opened.
     """
-    saved = open_source(name_or_path).config
+    saved = open_source(name_or_path).config if head is None else read_config(name_or_path, head=head)
+    given: dict[str, Any] = {} if head is None else {"head": head}
     # A timm configuration has no `architectures`; if it has `num_classes`, the model is a classifier.
     name = (saved.get("architectures") or ["ForImageClassification" if saved.get("num_classes") else ""])[0]
     heads = (known for known in TASKS.values() if known is not HfViTModel)
     model_class = next((head for head in heads if head.__name__.removeprefix("HfViT") in name), HfViTModel)
-    model = model_class.from_pretrained(name_or_path, attn_implementation="eager").eval()
+    model = model_class.from_pretrained(name_or_path, attn_implementation="eager", **given).eval()
     config = model.config
     size = {"shortest_edge": image_size or min(to_pair(config.image_size))}
-    processor = load_image_processor(name_or_path, num_channels=config.num_channels, patch_size=config.patch_size)
+    given |= {"num_channels": config.num_channels, "patch_size": config.patch_size}
+    processor = load_image_processor(name_or_path, **given)
     return model, whole_image_processor(processor, config, keep_aspect_ratio=True, size=size, do_pad=False)
 
 

@@ -128,7 +128,9 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
     )
     figure = new_figure(12 if scores else 8, 3.2)
     panels = figure.subplots(1, 3 if scores else 2)
+    of_heads = sorted({name for entry in log_history if "loss" in entry for name in entry if name.endswith("_loss")})
     losses = {"loss": "training", "eval_loss": "validation", "eval_ema_loss": "validation, averaged weights"}
+    losses = {name: name.removesuffix("_loss") for name in of_heads} or losses
     _draw_lines(panels[0], log_history, losses, "loss")
     if scores:
         _draw_lines(panels[1], log_history, {name: name.removeprefix("eval_") for name in scores}, "validation score")

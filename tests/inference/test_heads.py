@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
-from hf_vit.inference.export.programs import HfViTProgram, min_grid, output_names
+from hf_vit.commands.visualize import visualize
+from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
 from hf_vit.inference.serving.served_model import open_models
+from hf_vit.visualize.inspection import open_for_inspection
 
 from ..helpers.images import noise
 from ..helpers.models import pixels, save_model, small_config
@@ -47,6 +49,30 @@ def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Pat
         assert picture.width > 2 * 50
     with pytest.raises(ValueError, match="tile_size=32 requires a model of hf_vit for object detection"):
         list(predict_files(str(workplace / "both"), [image], tile_size=32))
+
+
+def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, tmp_path: Path) -> None:
+    image, both = workplace / "image.png", str(workplace / "both")
+    (line,) = predict_files(both, [image], head="rooms", picture=tmp_path / "one.png")
+    (alone,) = predict_files(str(workplace / "rooms"), [image])
+    assert line.keys() == alone.keys()
+    assert line["median"] == pytest.approx(alone["median"], rel=1e-3)
+    (served,) = open_models([both], {"candidate_labels": None}, head="species")
+    ((answer, _),) = served.predict([image.read_bytes()])
+    assert answer["label"] == next(predict_files(str(workplace / "species"), [image]))["label"]
+    assert type(open_model(both, head="rooms")) is HfViTForDepthEstimation
+    assert type(open_for_inspection(both, head="species")[0]) is HfViTForImageClassification
+    with pytest.raises(ValueError, match="head='cells' is not a head of the model"):
+        list(predict_files(both, [image], head="cells"))
+
+
+def test_visualize_draws_the_predictions_of_all_heads(workplace: Path, tmp_path: Path) -> None:
+    files: list[str] = []
+    visualize(str(workplace / "both"), [workplace / "image.png"], output_dir=tmp_path, report=files.append)
+    assert {"predictions.png", "pca.png", "image_attention.png"} <= {Path(file).name for file in files}
+    list(predict_files(str(workplace / "both"), [workplace / "image.png"], picture=tmp_path / "same.png"))
+    with Image.open(tmp_path / "predictions.png") as drawn, Image.open(tmp_path / "same.png") as same:
+        assert drawn.tobytes() == same.tobytes()
 
 
 def test_exported_programs_name_the_outputs_of_each_head(workplace: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_task_comes_from_the_class_of_the_model_the_recipe_or_the_user(tmp_p
 
 def test_options_of_trainings_are_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
-    for name, value in (("min_scale", 0.5), ("preset", "small"), ("head", "conv")):
+    for name, value in (("min_scale", 0.5), ("preset", "small")):
         with pytest.raises(ValueError, match=f"{name}={value!r} applies only to training"):
             plan_evaluation({"model_name_or_path": model, "dataset_name": "scenes", name: value})
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hf_vit
-from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection
+from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection, HfViTModel
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
@@ -22,6 +22,7 @@ from hf_vit.training.run import evaluate, train
 
 from ..helpers.dense_trainings import CONFIG
 from ..helpers.fresh import run_command
+from ..helpers.models import small_config
 
 
 DETECTION = {"detection_config": CONFIG["detection_config"]}
@@ -40,7 +41,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def places(scenes: Path, objects: Path) -> dict[str, Any]:
     """Return the heads with their data."""
-    return {"rooms": {**HEADS["rooms"], "data": str(scenes)}, "cells": {**HEADS["cells"], "data": str(objects)}}
+    return {name: {**head, "data": str(objects if name == "cells" else scenes)} for name, head in HEADS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +78,21 @@ def test_steps_follow_the_shares_and_use_all_examples() -> None:
 
 
 def test_weights_equalize_the_gradients_on_the_backbone() -> None:
-    model = nn.Module()
-    model.model = nn.Linear(1, 2, bias=False)
-    callback = LossWeights(model, {"rooms": 1.0, "cells": 2.0}, is_scaled=True)
+    model = HfViTModel(small_config())
+    callback = LossWeights({"rooms": 1.0, "cells": 2.0}, is_scaled=True)
+    weight = model.norm.weight
     for _ in range(NUM_MEASURED):
         assert callback.weights == {"rooms": 1.0, "cells": 2.0}
         for name, scale in (("rooms", 3.0), ("cells", 12.0)):
-            model.model.weight.grad = torch.tensor([[0.6], [0.8]]) * scale * callback.given[name]
-            callback.measure(name)
+            weight.grad = nn.functional.normalize(torch.ones_like(weight), dim=0) * scale
+            callback.head = name
+            callback.on_pre_optimizer_step(model=model)
     assert callback.weights == pytest.approx({"rooms": 7.5 / 3, "cells": 2 * 7.5 / 12})
-    assert model.loss_weights == callback.weights
-    frozen = LossWeights(model, {"rooms": 1.0}, is_scaled=True)
-    model.model.weight.grad = None
-    for _ in range(NUM_MEASURED):
-        frozen.measure("rooms")
-    assert frozen.weights == {"rooms": 1.0}
+    weight.grad = torch.ones_like(weight)
+    callback.on_pre_optimizer_step(model=model)
+    assert weight.grad[0].item() == pytest.approx(2 * 7.5 / 12)
+    weight.grad = None  # a frozen backbone
+    callback.on_pre_optimizer_step(model=model)
 
 
 def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
@@ -100,7 +101,10 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert "| cells map_50 |" in card
     assert "![rooms: Image, truth and prediction](rooms/" in card
     weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
-    assert {name: len(norms) for name, norms in weights.items()} == {"rooms": NUM_MEASURED, "cells": NUM_MEASURED}
+    assert {name: len(norms) for name, norms in weights.items()} == dict.fromkeys(HEADS, NUM_MEASURED)
+    assert "parameters for several tasks: rooms (depth estimation), cells (object " in card
+    logs = json.loads((trained / "trainer_state.json").read_text())["log_history"]
+    assert {"rooms_loss", "cells_loss", "loss"} <= {name for entry in logs for name in entry}
     model = HfViTForMultiTask.from_pretrained(trained)
     assert {name: head["task"] for name, head in model.config.heads.items()} == {
         name: head["task"] for name, head in HEADS.items()
@@ -111,11 +115,11 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert {key for key in end if key.startswith(("heads.", "model.encoder"))} - moved == set()
     assert not HfViTForObjectDetection.from_pretrained(trained).untrained_weights
     assert HfViTForDepthEstimation.from_pretrained(trained).options.head == "conv"
-    saved = {"model_name_or_path": str(trained), "task": "depth-estimation", "dataset_name": places["rooms"]["data"]}
+    saved = {"model_name_or_path": str(trained), "head": "rooms", "dataset_name": places["rooms"]["data"]}
     evaluate({**saved, "output_dir": str(tmp_path), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
     alone = json.loads((tmp_path / "validation_scores.json").read_text())
     assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
-    with pytest.raises(SystemExit, match=r"has several heads\. Set --task to the task of the head"):
+    with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, rooms"):
         evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
 
 
@@ -127,6 +131,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[s
     whole, resumed = load_file(trained / "model.safetensors"), load_file(folder / "model.safetensors")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_a_run_with_a_segmentation_head_resumes(scenes: Path, tmp_path: Path) -> None:
+    tasks = {"floors": {"task": "semantic-segmentation", "data": str(scenes)}}
+    options = {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path), "max_steps": 2, "save_steps": 1}
+    train(TASKS["multi-task"], options, lambda _: None)
+    whole = load_file(tmp_path / "model.safetensors")
+    resumed = {**options, "resume_from_checkpoint": str(tmp_path / "checkpoint-1")}
+    train(TASKS["multi-task"], resumed, lambda _: None)
+    again = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
 
 
 def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:

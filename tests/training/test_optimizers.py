@@ -355,6 +355,12 @@ def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
         "distillation_classifier.bias": 0.3,
     }
     assert {name: rate[name] for name in expected} == pytest.approx(expected)
+    factors = {"classifier.": 0.5, "model.": 0.2}
+    groups = make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0, lr_factors=factors)
+    rate = rates(model, groups)
+    assert rate["classifier.weight"] == pytest.approx(0.05)
+    assert rate["model.norm.weight"] == pytest.approx(0.2 * expected["model.norm.weight"])
+    assert rate["distillation_classifier.bias"] == pytest.approx(0.3)
 
 
 def test_blocks_of_heads_learn_as_heads() -> None:

@@ -147,6 +147,7 @@ RECORD = TrainingInfo(
     model_name="A model",
     task="image-classification",
     model_class="HfViTForImageClassification",
+    purpose="image classification",
     usage=ImageClassification.usage,
     num_parameters=205066,
     data=DIGITS_INFO,

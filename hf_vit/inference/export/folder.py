@@ -45,6 +45,7 @@ def export_model(
     format: Annotated[str, (*FORMATS,)] = "onnx",
     *,
     revision: str = "main",
+    head: str | None = None,
     report: Callable[[str], None] = print,
     **kwargs: Any,
 ) -> Path:
@@ -58,6 +59,7 @@ def export_model(
         output_dir: New folder.
         format: "onnx", "openvino", "torch" or "executorch".
         revision: Branch, tag or commit on the Hub.
+        head: Head of a multi-task model; by default all heads.
         report: Called with lines of text that report the differences.
         **kwargs: Arguments of `from_pretrained`.
 
@@ -71,6 +73,7 @@ def export_model(
         ImportError: if a package is missing.
     """
     chosen, kwargs["revision"] = check_format(format), revision
+    kwargs |= {} if head is None else {"head": head}
     check_new_folder(output_dir)
     source = os.fspath(model)
     opened = open_model(source, **kwargs)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...extras import check_packages
 from ...options.field import COUNT, POSITIVE, Range
@@ -54,6 +54,7 @@ def serve_models(
     optimize: bool = False,
     trust_remote_code: bool = False,
     space: Path | None = None,
+    head: str | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
     """Serve models until the process receives SIGTERM or SIGINT, which finishes all running requests first.
@@ -73,6 +74,7 @@ def serve_models(
         optimize: Whether to optimize models of hf_vit for this machine first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code that comes with the models; hf_vit and transformers need none.
         space: Write the folder of a Hugging Face Space that serves the models, instead of serving them.
+        head: Head of multi-task models; by default all heads.
         report: Function that receives progress messages.
 
     Raises:
@@ -91,7 +93,7 @@ def serve_models(
         from .served_model import open_models
 
         given = {"top_k": top_k, "candidate_labels": labels}
-        options = {"optimize": optimize, "trust_remote_code": trust_remote_code}
+        options: Any = {"optimize": optimize, "trust_remote_code": trust_remote_code, "head": head}
         opened = open_models(models, given, batch_size, max_queue, **options)
         run_server(opened, Limits(round(max_megabytes * 1e6), max_pixels, timeout), token, host, port, report)
 

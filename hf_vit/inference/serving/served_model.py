@@ -132,6 +132,7 @@ def open_models(
     *,
     optimize: bool = False,
     trust_remote_code: bool = False,
+    head: str | None = None,
 ) -> list[ServedModel]:
     """Open models for predictions and embeddings; see `serve_models` for the arguments.
 
@@ -146,7 +147,7 @@ def open_models(
         raise ValueError(f"Several models are named {', '.join(sorted(repeated))}. Rename their folders.")
     found = []
     for name, source in zip(names, sources, strict=True):
-        writer, predictor = find_writer(read_config(source), None), None
+        writer, predictor = find_writer(read_config(source, head=head), None), None
         is_image_text = writer is not None and writer.pipeline == ZERO_SHOT
         if writer is not None and (not is_image_text or given.get("candidate_labels")):
             predictor = open_predictor(
@@ -156,6 +157,7 @@ def open_models(
                 batch_size=batch_size,
                 optimize=optimize,
                 trust_remote_code=trust_remote_code,
+                head=head,
             )
         embedder = open_embedder(source, is_image_text, predictor)
         if predictor is None and embedder is None:

@@ -58,6 +58,7 @@ class TrainingInfo:
         model_name: Title of the card.
         task: Name of the transformers pipeline, for example "image-classification".
         model_class: Class name of the model.
+        purpose: Task of the model in words, for example "image classification".
         usage: Code that uses the model.
         num_parameters: Number of parameters.
         data: Description of the training and evaluation data.
@@ -86,6 +87,7 @@ class TrainingInfo:
     model_name: str
     task: str
     model_class: str
+    purpose: str
     usage: Usage
     num_parameters: int
     data: DatasetInfo
@@ -110,11 +112,6 @@ class TrainingInfo:
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
 
-    @property
-    def purpose(self) -> str:
-        """Task of the model class in words, for example "image classification"."""
-        return " ".join(re.findall("[A-Z][a-z]+", self.model_class.partition("For")[2])).lower()
-
     @classmethod
     def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
         """Create the facts from a trainer that has finished training.
@@ -124,8 +121,10 @@ class TrainingInfo:
             recipe: Additional settings.
             **facts: All other fields.
         """
+        name = type(trainer.model).__name__
+        facts.setdefault("purpose", " ".join(re.findall("[A-Z][a-z]+", name.partition("For")[2])).lower())
         return cls(
-            model_class=type(trainer.model).__name__,
+            model_class=name,
             num_parameters=count_parameters(trainer.model),
             hardware=describe_hardware(trainer.args.device),
             seed=trainer.args.seed,

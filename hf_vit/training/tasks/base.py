@@ -72,6 +72,7 @@ class EvaluationArguments(HfViTTrainingArguments):
     task: str | None = evaluation_option(
         None, "Task of the model, if its configuration names no model class for a task."
     )
+    head: str | None = evaluation_option(None, "Head of a multi-task model; by default that of the given task.")
     split: str | None = evaluation_option(
         None,
         "Split to evaluate: test, validation (or, if the data has none, the training images that were held out) or "
@@ -234,9 +235,9 @@ class Task(ABC):
         size, options = self.augmentation_size(processor, config), self.augmentation_options()
         return self.augment(size, num_channels=config.num_channels, **options)
 
-    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> Any:
+    def open_processor(self, model: PreTrainedModel, name_or_path: str, head: str | None = None) -> Any:
         """Return the image processor or processor of a trained model."""
-        head = find_head_of(type(model), read_config_of(name_or_path))
+        head = find_head_of(type(model), read_config_of(name_or_path), head)
         given: dict[str, Any] = {} if head is None else {"head": head}
         return load_image_processor(name_or_path, patch_size=model.config.patch_size, **given)
 
@@ -405,7 +406,7 @@ class Task(ABC):
             ValueError: If the model is for another task or does not match the data.
         """
         check_packages("This task", *self.packages)
-        model = open_trained(self.model_class, saved.model_name_or_path)
+        model = open_trained(self.model_class, saved.model_name_or_path, saved.head)
         recipe = recipe_of(Path(saved.model_name_or_path))
         if self.options.train_val_split is None and recipe:
             self.options.train_val_split = recipe.get("train_val_split", HELD_OUT)
@@ -413,7 +414,7 @@ class Task(ABC):
         for name in self.data_meaning:
             if vars(self.options)[name] is None:
                 setattr(self.options, name, recipe.get(name))
-        processor = self.open_processor(model, saved.model_name_or_path)
+        processor = self.open_processor(model, saved.model_name_or_path, saved.head)
         was_streamed = recipe.get("streaming", False)
         split, self.loaded = load_evaluation_targets(
             self.open_data, self.options, saved.split, model.config.label2id, self.args, was_streamed

@@ -236,7 +236,7 @@ class ImageClassification(SupervisedTask):
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
         """Return a trainer to evaluate a saved model on labels of its problem type, and the name of the split."""
-        config = read_config_of(saved.model_name_or_path)
+        config = read_config_of(saved.model_name_or_path, saved.head)
         self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
             self.options.class_names = Names((config.get("id2label") or {}).values())

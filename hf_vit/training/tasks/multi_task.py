@@ -22,7 +22,7 @@ from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
 from ..models import read_config_of
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
-from ..planning.defaults import MIXED, MULTI_TASK, choose
+from ..planning.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
 from ..planning.gather import gather_facts
 from ..publishing.model_card import TrainingInfo, Usage, write_model_card
 from ..publishing.report import describe_training, describe_values
@@ -46,6 +46,7 @@ KINDS: dict[str, type[Task]] = {
 }
 OWN = {"task": None, "weight": 1.0, "share": 1.0}  # options of a head that are not options of its task
 SHARED = ("model_name_or_path", "preset", "image_size", "image_mean", "image_std", "check_images")
+JOINED = ("metrics", "units", "parts")  # fields of `TrainingInfo` with a value for each score or class
 OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "evaluation"}  # rows of the card
 SPLITTING = ("holds_out", "train_val_split", "validation_as_test")  # options that `load_data` changes
 # Training arguments of the trainers that evaluate single heads
@@ -70,8 +71,8 @@ class MultiTaskArguments(TaskArguments):
     )
     loss_weighting: Literal["scaled", "fixed", "uncertainty"] = option(
         "scaled",
-        "Weights of the losses: those given (fixed), multiplied once so that gradients on the backbone have equal "
-        "norms in the first steps (scaled), or learned (uncertainty).",
+        "Weights of the losses in the gradients of the backbone: those given (fixed), multiplied once so that the "
+        "norms of the first steps become equal (scaled), or learned (uncertainty).",
         group="Training",
     )
 
@@ -125,7 +126,7 @@ class MultiTask(Task):
 print(result.keys())  # the names of the heads; each entry is the result of the pipeline of its task""",
         own="""print(outputs.answers.keys())  # the outputs of each head""",
     )
-    limits = "The heads share the backbone. {heads}"
+    limits = "The heads share the backbone. The pipeline of a single task opens its head alone. {heads}"
     defaults = MULTI_TASK
     argument_defaults: ClassVar[dict[str, Any]] = {
         **{"per_device_train_batch_size": 16, "learning_rate": 5e-4},
@@ -218,6 +219,15 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             for split, rows in known["loaded"].splits.items()
         }
 
+    def describe_held_out(self) -> str:
+        """Return a description of the held-out training images of each head and their purpose."""
+        return "; ".join(f"of {name}, {part.describe_held_out()}" for name, part in self.heads.items())
+
+    def describe_targets(self, trainer: Any) -> str:
+        """Return a description of values computed from the targets of each head."""
+        texts = {name: part.describe_targets(trainer.parts[name]) for name, part in self.heads.items()}
+        return "\n".join(f"{name}: {text}" for name, text in texts.items() if text)
+
     def make_trainer(self) -> Any:
         """Return the trainer of a new or saved model. Raises the same errors as `Task.make_trainer`."""
         self.heads, opened = self.make_parts(self.choose_options()), dict[str, tuple[Any, Any]]()
@@ -256,17 +266,22 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 *(callback for part in self.heads.values() for callback in part.callbacks()),
             ],
             weights=LossWeights(
-                combined,
                 {name: float(heads[name]["weight"]) for name in trainers},
                 self.options.loss_weighting == "scaled",
             ),
         )
         trainer.parts = trainers
+        if self.options.model_name_or_path is not None:
+            # The steps of all heads together move a trained backbone about as far as the steps of one model.
+            trainer.lr_factors["model."] = 1 / len(trainers)
+        for name, part in self.heads.items():
+            if isinstance(part, ImageClassification) and part.probe is not None:
+                trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
         return trainer
 
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Raise `ValueError`, because each head has its own evaluator."""
-        raise ValueError("A multi-task model has one evaluator for each head. Set --task to the task of a head.")
+        raise ValueError("A multi-task model has one evaluator for each head. Set --head.")
 
     def choose_inference(self, trainer: Any) -> None:
         """Calibrate each head, choose its score threshold, and store the options of the heads in the model."""
@@ -297,19 +312,33 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
     def join_cards(self, trainer: Any, infos: Mapping[str, TrainingInfo], **facts: Any) -> TrainingInfo:
         """Return the facts for the card of all heads, given those for the card of each head."""
 
-        def join(values: Mapping[str, Mapping[str, Any]], form: str = "{} {}") -> dict[str, Any]:
-            return {form.format(name, key): value for name, own in values.items() for key, value in own.items()}
+        def join(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+            return {f"{name} {key}": value for name, own in values.items() for key, value in own.items()}
 
-        weights = describe_values({name: f"{value:.3g}" for name, value in trainer.weights.weights.items()})
+        purposes = (f"{name} ({head['task'].replace('-', ' ')})" for name, head in self.options.heads.items())
+        shares = {name: f"{head['share']:g}" for name, head in self.options.heads.items()}
+        weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
         baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
         data = [info.data for info in infos.values()]
         recipes = {
-            name: {key: info.recipe[key] for key in OF_HEADS & info.recipe.keys()} for name, info in infos.items()
+            name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
+        }
+        pictures = {
+            f"{name}: {key}": f"{name}/{file}"
+            for name, info in infos.items()
+            for key, file in info.pictures.items()
+            if key not in CURVES
         }
         return TrainingInfo.from_trainer(
             trainer,
-            recipe={"loss weights": f"{self.options.loss_weighting}: {weights}", **join(recipes)},
+            recipe={
+                "shares of the steps": describe_values(shares),
+                "learning rate of the backbone": f"x {trainer.lr_factors.get('model.', 1):.3g}",
+                "loss weights": f"{self.options.loss_weighting}: {describe_values(weights)}",
+                **join(recipes),
+            },
             task=self.pipeline,
+            purpose=f"several tasks: {', '.join(purposes)}",
             usage=self.usage,
             data=dataclasses.replace(
                 data[0],
@@ -317,20 +346,10 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 description=" ".join(f"{name}: {own.description}" for name, own in zip(infos, data, strict=True)),
                 test=", ".join(f"{own.test} for {name}" for name, own in zip(infos, data, strict=True)),
             ),
-            metrics=join({name: info.metrics for name, info in infos.items()}),
-            baselines={"without images": join(baselines)},
-            units=join({name: info.units for name, info in infos.items()}),
+            **{field: join({name: vars(info)[field] for name, info in infos.items()}) for field in JOINED},
+            baselines={"baseline without images": join(baselines)},
             lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
-            parts=join({name: info.parts for name, info in infos.items()}),
-            pictures={
-                **{
-                    f"{name}: {key}": f"{name}/{file}"
-                    for name, info in infos.items()
-                    for key, file in info.pictures.items()
-                    if key not in CURVES
-                },
-                **CURVES,
-            },
+            pictures=pictures | CURVES,
             limits=self.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
             **describe_training(trainer, data[0].split),
             **facts,

@@ -180,7 +180,7 @@ class CaptionedTask(Task):
 
     load_source = staticmethod(load_image_text)
 
-    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
+    def open_processor(self, model: PreTrainedModel, name_or_path: str, head: str | None = None) -> HfViTProcessor:
         """Return the processor of a trained model; raise `ValueError` if it has no tokenizer."""
         processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
         if not isinstance(processor, HfViTProcessor):
