@@ -283,7 +283,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     def held_out_for(self) -> str:
         """Verb phrase for the choice of the scale; empty if the scale is given or the run is too short."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
-        num_trained = self.args.max_steps * self.args.train_batch_size
+        args = self.args
+        num_trained = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
         return "choose the scale" if is_open and is_long else ""
 
