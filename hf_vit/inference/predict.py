@@ -64,12 +64,10 @@ def predict_files(
 ) -> Iterator[dict[str, Any]]:
     """Predicts images and the frames of videos, and writes predictions and pictures to files if requested.
 
-    Several processes, started by torchrun or accelerate, share the images and write parquet files.
-
     Args:
         model: Folder of a saved model, or its name on the Hub.
         inputs: Images, videos, http(s) URLs, folders, or parquet files, tar files and tables with images.
-        output_dir: Folder for the predictions and a picture of each image, or for parquet files.
+        output_dir: Folder for the predictions and a picture of each image, or for parquet files of several processes.
         picture: File for a picture of the first 100 images, or a labeled video such as labeled.mp4; then name-2.png.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification), objects (keypoints) or tiles per forward pass.

@@ -72,8 +72,7 @@ def export_model(
         OSError: if there is no such model, or the folder cannot be written.
         ImportError: if a package is missing.
     """
-    chosen, kwargs["revision"] = check_format(format), revision
-    kwargs |= {} if head is None else {"head": head}
+    chosen, kwargs = check_format(format), {**kwargs, "revision": revision, **({} if head is None else {"head": head})}
     check_new_folder(output_dir)
     source = os.fspath(model)
     opened = open_model(source, **kwargs)
