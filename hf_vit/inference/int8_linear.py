@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 
-LEVELS = 255  # Activations are quantized to 0…255.
+# Activations are quantized to 0…255. Without VNNI, CPUs add pairs of products in 16 bits, which 127 does not exceed.
+LEVELS = 255 if torch.cpu._is_vnni_supported() else 127
 LEVELS_OF_WEIGHT = 127  # Weights are quantized to -127…127.
 
 
