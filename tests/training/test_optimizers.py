@@ -393,7 +393,7 @@ def test_layers_of_a_model_without_a_backbone_cannot_differ() -> None:
     assert len(make_parameter_groups(model, 0.1, 0.05)) == 2
     with pytest.raises(ValueError, match=r"layer_decay=0\.5 .* an HfViTModel as backbone, which Linear does not have"):
         make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
-    with pytest.raises(ValueError, match="Linear has none. Remove use_muon"):
+    with pytest.raises(ValueError, match=r"Linear has none\. Remove use_muon"):
         make_parameter_groups(model, 0.1, 0.1, use_muon=True)
 
 
