@@ -106,5 +106,5 @@ source_option = partial(
     data_option, "", essential=True, synonyms="data data_dir data_path dataset train_dir root", resume="free"
 )
 start_option = partial(
-    option, essential=True, synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone"
+    option, essential=True, synonyms="model weights pretrained checkpoint ckpt initial_checkpoint backbone"
 )
