@@ -67,7 +67,7 @@ def predict_files(
     Args:
         model: Folder of a saved model, or its name on the Hub.
         inputs: Images, videos, http(s) URLs, folders, or parquet files, tar files and tables with images.
-        output_dir: Folder for the predictions and a picture of each image, or for parquet files of several processes.
+        output_dir: Folder for the predictions and a picture of each image, or for parquet files.
         picture: File for a picture of the first 100 images, or a labeled video such as labeled.mp4; then name-2.png.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification), objects (keypoints) or tiles per forward pass.
@@ -79,7 +79,7 @@ def predict_files(
         tile_size: Side length in pixels of tiles, for small objects and details in large images; by default no tiles.
         overlap: Overlap of neighboring tiles as a share of their size; 0.2 by default.
         options: Further options of the pipeline call, as JSON, such as '{"coverage": 0.95}' or '{"max_missed": 0.1}'.
-        rows_per_shard: Number of images or videos per parquet file in output_dir; 4096 for several processes.
+        rows_per_shard: Number of images or videos per parquet file; 4096 for several processes (torchrun, accelerate).
         optimize: Whether to optimize a model of hf_vit first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code stored with the model. hf_vit and transformers models need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.

@@ -27,7 +27,7 @@ def describe_arguments(task: Task) -> dict[str, Any]:
     for part in (vars(task)[name] for name in task.fields()):
         given = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
         values |= {name: given[name] for name, known in options_of(type(part)).items() if known["resume"] != "free"}
-    values["images of a step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    values["images of a step"] = args.images_per_step
     content: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return content
 

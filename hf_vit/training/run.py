@@ -427,7 +427,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
     """
     args, config = trainer.args, trainer.model.config
     _, per_epoch, *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
-    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    batch = args.images_per_step
     size = "x".join(map(str, config.image_size)) if isinstance(config.image_size, list | tuple) else config.image_size
     is_stream = isinstance(trainer.train_dataset, IterableDataset)
     epochs = "" if is_stream else f" ({steps / per_epoch:.3g} epochs of {per_epoch:,})"

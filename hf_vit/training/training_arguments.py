@@ -268,6 +268,11 @@ class HfViTTrainingArguments(TrainingArguments):
         check_optimization(self)
         self.check_combinations()
 
+    @property
+    def images_per_step(self) -> int:
+        """Number of images in a training step, over all processes and accumulated batches."""
+        return self.train_batch_size * self.gradient_accumulation_steps * self.world_size
+
     def check_combinations(self) -> None:
         """Raise `ValueError` for options that exclude each other, `ImportError` if peft is required but missing."""
         if self.minutes is not None and self.choose_defaults is False:

@@ -162,7 +162,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
         super().__post_init__()
         args = self.args
         if not args.learning_rate:
-            images = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            images = args.images_per_step
             args.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:

@@ -186,7 +186,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             head = self.options.heads[name]
             overrides = part.options.overrides()
             nested = [key for value in overrides.values() if isinstance(value, dict) for key in value]
-            batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            batch = self.args.images_per_step
             steps = max(1, round(self.args.max_steps * head["share"] / total)) if self.args.max_steps > 0 else None
             options = choose(
                 part.defaults,

@@ -283,8 +283,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     def held_out_for(self) -> str:
         """Verb phrase for the choice of the scale; empty if the scale is given or the run is too short."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
-        args = self.args
-        num_trained = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        num_trained = self.args.max_steps * self.args.images_per_step
         is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
         return "choose the scale" if is_open and is_long else ""
 
@@ -312,10 +311,9 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         examples, processor = trainer.eval_dataset, trainer.processing_class
         if examples is None or not self.held_out_for:
             return
-        args = self.args
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         tried, cost = scales_to_try(processor, [examples[index]["image"].size[::-1] for index in spread(examples, 9)])
-        count = min(MOST_TRIED, self.count_tried_windows(trainer.state.global_step * batch) // cost)
+        num_trained = trainer.state.global_step * self.args.images_per_step
+        count = min(MOST_TRIED, self.count_tried_windows(num_trained) // cost)
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))
