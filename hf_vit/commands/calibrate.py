@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from .. import model as travelling
 from ..data.formats.label_values import SINGLE
-from ..evaluation.calibration import fit_features
+from ..evaluation.calibration import LEAST_FITTED, fit_features
 from ..model.calibration import SIMILARITY_FILE, HfViTCalibrationConfig
 from ..outputs import check_writable, write_atomically
 from ..training.evaluator_trainer import EvaluatorTrainer
@@ -65,9 +65,12 @@ def calibrate(
     given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
     with TemporaryDirectory() as folder:
         task, trainer, _ = prepare_evaluation({**given, "split": split, "output_dir": folder})
-        if not trainer.calibrate(task.loaded.examples(split)):
-            raise ValueError(f"{type(trainer.plain_model).__name__} has no scores to calibrate, or {split} too few.")
         trainer.eval_dataset = task.loaded.examples(split)
+        if not trainer.calibrate(trainer.eval_dataset):
+            raise ValueError(
+                f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
+                f"than {LEAST_FITTED}. Use more images."
+            )
         if task.chooses_threshold:
             trainer.choose_threshold()
         task.complete_calibration(trainer)
@@ -86,9 +89,9 @@ def calibrate(
                     f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
                 )
     store_config(model, task, trainer, fitted)
-    scores = tester.evaluator.calibration_scores
-    if scores:
-        write_section(model / "README.md", describe_calibration(scores), pictures)
+    scores, card = tester.evaluator.calibration_scores, model / "README.md"
+    if scores and card.is_file():
+        write_section(card, describe_calibration(scores), pictures)
     how = "by cross-validation" if name == split else f"on {name} images"
     value = f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}"
     report(f"{value}, fitted on {fitted.num_images:,} {split} images.")
@@ -123,17 +126,13 @@ def store_features(
     held_out, _ = encode(model, held.plain_batches(model, processor, len(seen), batch_size, split))
     summary = fit_features(features, labels, held_out, MOST_SHARE * size)
     if summary is not None:
-        tensors = {name: tensor.contiguous() for name, tensor in vars(summary).items()}
-        save_file(tensors, folder / SIMILARITY_FILE)
+        save_file({name: tensor.contiguous() for name, tensor in vars(summary).items()}, folder / SIMILARITY_FILE)
     return summary is not None
 
 
 def write_section(card: Path, section: str, pictures: Mapping[str, str]) -> None:
-    """Insert or replace the section about the calibration in a model card, if there is a card."""
-    if not card.is_file():
-        return
+    """Insert or replace the section about the calibration in a model card."""
     text = re.sub(rf"{CALIBRATION}\n.*?\n(?=## |\Z)", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
     shown = "".join(f"\n![{caption}]({file})\n" for caption, file in pictures.items() if f"]({file})" not in text)
-    start = text.find(SECTION_AFTER)
-    start = len(text) if start < 0 else start
-    write_atomically(card, f"{text[:start]}{section}\n{shown}\n{text[start:]}")
+    before, heading, after = text.partition(SECTION_AFTER)
+    write_atomically(card, f"{before}{section}\n{shown}\n{heading}{after}")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..model.calibration import SET_METHODS, HfViTCalibrationConfig, TrainingFeatures, nonconformity
+from ..model.calibration import SET_METHODS, SIMILARITIES, HfViTCalibrationConfig, TrainingFeatures, nonconformity
 
 
 COVERAGES = (*(number / 20 for number in range(10, 20)), 0.96, 0.97, 0.98, 0.99, 0.995)
@@ -22,8 +22,8 @@ FOLDS = 5  # for scores on the images that the values were fitted on
 LEAST_FITTED = 20  # minimum number of images, pixels or detections for a fit
 NUM_DISTANCES = 500  # stored distances of held-out images
 NEIGHBORS = 5
-HEADER_BYTES = 1024  # bytes of a safetensors file beside its tensors
-LEAST_CORRELATION = 1e-4  # share of the mean variance that is added to all directions of the features
+HEADER_BYTES = 1024  # bytes of a safetensors file in addition to its tensors
+LEAST_VARIANCE = 1e-4  # share of the mean variance that is added to all directions of the features
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -84,11 +84,8 @@ def score_calibration(logits: Tensor, labels: Tensor) -> dict[str, float]:
         scores = logits.softmax(dim=-1)
         error = multiclass_calibration_error(scores, labels, num_classes=logits.shape[1], n_bins=NUM_BINS)
         brier = (scores - F.one_hot(labels, logits.shape[1])).square().sum(dim=-1).mean()
-    found = {
-        "expected calibration error": error,
-        "Brier score": brier,
-        "negative log-likelihood": loss_of(logits, labels),
-    }
+    found = {"expected calibration error": error, "Brier score": brier}
+    found |= {"negative log-likelihood": loss_of(logits, labels)}
     return {name: value.item() for name, value in found.items()}
 
 
@@ -165,17 +162,14 @@ def fit_missed(images: Sequence[tuple[Sequence[tuple[float, bool]], int]]) -> di
     return {"missed_shares": list(kept_shares), "missed_thresholds": list(kept_shares.values())}
 
 
-def fit_features(
-    train: Tensor, labels: Tensor, held_out: Tensor, max_bytes: float, seed: int = 0
-) -> TrainingFeatures | None:
+def fit_features(train: Tensor, labels: Tensor, held_out: Tensor, max_bytes: float) -> TrainingFeatures | None:
     """Return a summary of the features of training images, or None if it needs more than `max_bytes`.
 
     Args:
         train: Pooled features of training images (N, D).
-        labels: Class number of each image (N,); zeros without classes.
+        labels: Class number of each image (N,).
         held_out: Pooled features of other images of the same kind (M, D), for the scale of distances.
         max_bytes: Size limit in bytes, which determines how many features are stored.
-        seed: Seed of the choice of stored features.
 
     Source: https://arxiv.org/abs/2505.18032
     """
@@ -184,7 +178,7 @@ def fit_features(
     means = torch.stack([features[numbers == number].mean(dim=0) for number in range(len(classes))])
     centered = features - means[numbers]
     covariance = centered.T @ centered / len(features)
-    covariance += LEAST_CORRELATION * covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
+    covariance += LEAST_VARIANCE * covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
     values, directions = torch.linalg.eigh(covariance)
     whitening = (directions * values.rsqrt()).float()  # (D, D)
     num_distances = min(len(held_out), NUM_DISTANCES)
@@ -192,16 +186,9 @@ def fit_features(
     count = min(len(features), int(left / (2 * features.shape[1])))
     if count < NEIGHBORS:
         return None
-    chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:count]
-    empty = torch.zeros(0)
-    summary = TrainingFeatures(
-        whitening,
-        means.float() @ whitening,
-        features[chosen].half().contiguous(),
-        torch.tensor(NEIGHBORS),
-        empty,
-        empty,
-    )
+    chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:count]
+    none = torch.zeros(0)
+    stored, neighbors = features[chosen].half(), torch.tensor(NEIGHBORS)
+    summary = TrainingFeatures(whitening, means.float() @ whitening, stored, neighbors, mahalanobis=none, knn=none)
     places = torch.linspace(0, len(held_out) - 1, num_distances).round().long()
-    known = {kind: summary.distances(held_out, kind).sort().values[places] for kind in ("mahalanobis", "knn")}
-    return replace(summary, **known)
+    return replace(summary, **{kind: summary.distances(held_out, kind).sort().values[places] for kind in SIMILARITIES})

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from .nested_options import HfViTTaskConfig, option
@@ -58,58 +57,58 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     missed_thresholds: Numbers = ()
 
     @property
+    def changes_scores(self) -> bool:
+        """Whether the temperature or the offset changes scores."""
+        return self.enabled and (self.temperature != 1 or self.offset != 0)
+
+    @property
     def applied_error_scale(self) -> float:
         """The factor of expected errors; 0 if it was not fitted or the calibration is disabled."""
         return self.error_scale if self.enabled else 0.0
 
 
-def calibration_of(model: PreTrainedModel) -> HfViTCalibrationConfig:
-    """Returns the values that were fitted for the class of a model; the defaults if there are none."""
-    options = HfViTCalibrationConfig.of(model.config.calibration_config)
-    return options if options.model_class == type(model).__name__ else HfViTCalibrationConfig()
-
-
 def find_threshold(name: str, wanted: float, known: Numbers, thresholds: Numbers, *, is_least: bool) -> float:
     """Returns the threshold of the nearest known value that is at least (or at most) `wanted`."""
-    pairs = [
-        pair for pair in zip(known, thresholds, strict=True) if (pair[0] >= wanted if is_least else pair[0] <= wanted)
-    ]
-    if not pairs:
-        raise ValueError(
-            f"{name}={wanted} is not within the stored values {list(known)} of the calibration. {CALIBRATE}"
-        )
-    return min(pairs)[1] if is_least else max(pairs)[1]
+    pairs = list(zip(known, thresholds, strict=True))
+    suited = [pair for pair in pairs if (pair[0] >= wanted if is_least else pair[0] <= wanted)]
+    if not suited:
+        raise ValueError(f"{name}={wanted} is not within the values {list(known)} of the calibration. {CALIBRATE}")
+    return min(suited)[1] if is_least else max(suited)[1]
 
 
 def calibrate(logits: Tensor, options: HfViTCalibrationConfig, has_no_object: bool = False) -> Tensor:
-    """Returns logits (..., K) divided by the temperature, plus the offset, except for the last class `no object`."""
-    if options.temperature != 1:
-        logits = logits / options.temperature
-    if not options.offset:
+    """Returns calibrated logits (..., K). The last class gets no offset if it is `no object`."""
+    if not options.changes_scores:
         return logits
-    if not has_no_object:
-        return logits + options.offset
-    return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
-
-
-def calibrate_score(score: float, options: HfViTCalibrationConfig) -> float:
-    """Returns a score in [0, 1] after logistic scaling, or the same score if the calibration is disabled."""
-    logit = torch.tensor(score, dtype=torch.float64).logit(eps=1e-9)
-    return round(calibrate(logit, options).sigmoid().item(), 6) if options.enabled else score
+    logits = logits / options.temperature
+    if has_no_object:
+        return torch.cat([logits[..., :-1] + options.offset, logits[..., -1:]], dim=-1)
+    return logits + options.offset
 
 
 def undo_calibration(logits: Tensor, options: HfViTCalibrationConfig) -> Tensor:
-    """Returns logits before `calibrate`, or the same logits if the calibration is disabled."""
-    return (logits - options.offset) * options.temperature if options.enabled else logits
+    """Returns logits before `calibrate`."""
+    return (logits - options.offset) * options.temperature if options.changes_scores else logits
+
+
+def calibrate_score(score: float, options: HfViTCalibrationConfig) -> float:
+    """Returns a calibrated score in [0, 1]."""
+    logit = torch.tensor(score, dtype=torch.float64).logit(eps=1e-9)
+    return calibrate(logit, options).sigmoid().item() if options.changes_scores else score
+
+
+def undo_score(score: float, options: HfViTCalibrationConfig) -> float:
+    """Returns a score in [0, 1] before `calibrate_score`."""
+    logit = torch.tensor(score, dtype=torch.float64).logit()
+    return undo_calibration(logit, options).sigmoid().item() if options.changes_scores else score
 
 
 def nonconformity(logits: Tensor, method: str) -> Tensor:
     """Returns how badly each label fits, given uncalibrated logits (B, K): (B, K) float64 in [0, 1].
 
-    A prediction set contains all labels up to a threshold.
-
-    The most likely label always has 0, so that it belongs to every set. For others, THR has the value 1 - p, and
-    APS has the sum of the probabilities of all more likely labels.
+    A prediction set contains all labels with values up to a threshold. The value of the most likely label is 0, so
+    that it belongs to every set. For others, it is 1 - p for THR, and the probability of all more likely labels for
+    APS.
     """
     probabilities = logits.double().softmax(dim=-1)
     ranked = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -124,22 +123,14 @@ class TrainingFeatures:
 
     Features are L2-normalized pooled vectors, for which distances separate unlike images better
     (https://arxiv.org/abs/2505.18032).
-
-    Args:
-        whitening: (D, D) matrix after which features of a class have unit covariance.
-        means: Mean of each class that has images after whitening, (K, D).
-        features: Features of some training images (M, D).
-        neighbors: Number of the nearest neighbor whose distance counts.
-        mahalanobis: Distances of held-out images from the nearest mean, ascending, (N,).
-        knn: Distances of held-out images from their neighbor, ascending, (N,).
     """
 
-    whitening: Tensor
-    means: Tensor
-    features: Tensor
-    neighbors: Tensor
-    mahalanobis: Tensor
-    knn: Tensor
+    whitening: Tensor  # (D, D), after which features of a class have unit covariance
+    means: Tensor  # (K, D), means of the classes after whitening
+    features: Tensor  # (M, D), features of some training images
+    neighbors: Tensor  # (), rank of the nearest neighbor whose distance is used
+    mahalanobis: Tensor  # (N,), distances of held-out images from the nearest mean, ascending
+    knn: Tensor  # (N,), distances of held-out images from their neighbor, ascending
 
     @classmethod
     def load(cls, name_or_path: str) -> "TrainingFeatures":

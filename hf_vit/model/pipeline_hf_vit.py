@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
+from .calibration import HfViTCalibrationConfig, calibrate_score
 from .configuration_hf_vit import INSTALL_COMMAND
 from .large_images import DEFAULT_OVERLAP, Pair, check_tiles, place_tiles
 from .nested_options import check_thresholds
@@ -46,7 +47,12 @@ def trained_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
     if config.model_type != "hf_vit":
         return {}
     threshold = vars(TASK_CONFIGS[field].of(vars(config).get(field)))["score_threshold"]
-    return {} if threshold is None else {"threshold": threshold}
+    if threshold is None:
+        return {}
+    calibration = HfViTCalibrationConfig.of(config.calibration_config)
+    if calibration.model_class == "HfViTForUniversalSegmentation":  # only its pipeline calibrates the scores
+        threshold = calibrate_score(threshold, calibration)
+    return {"threshold": threshold}
 
 
 class ReadAhead(Generic[S, T]):

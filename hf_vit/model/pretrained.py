@@ -21,7 +21,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
-from .calibration import HfViTCalibrationConfig, calibrate, calibration_of
+from .calibration import HfViTCalibrationConfig, calibrate
 from .configuration_hf_vit import INSTALL_COMMAND, PROPERTIES, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
@@ -316,7 +316,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @property
     def calibration(self) -> HfViTCalibrationConfig:
         """Values fitted on held-out images for this class of models; the defaults if there are none."""
-        return calibration_of(self)
+        options = HfViTCalibrationConfig.of(self.config.calibration_config)
+        return options if options.model_class == type(self).__name__ else HfViTCalibrationConfig()
 
     def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
         """Returns calibrated logits (..., K), see `calibrate`; the same logits in training mode or if disabled."""
@@ -324,8 +325,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             return logits
         options = HfViTCalibrationConfig.of(self.config.calibration_config)
         # torch.compile cannot trace `self.calibration`, which may create options.
-        is_own = options.enabled and options.model_class == type(self).__name__
-        return calibrate(logits, options, has_no_object) if is_own else logits
+        return calibrate(logits, options, has_no_object) if options.model_class == type(self).__name__ else logits
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -325,8 +325,9 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         train_num_points: Number of points at which each mask is sampled for the loss.
         oversample_ratio: Number of random candidates per sampled point, from which uncertain points are selected.
         importance_sample_ratio: Fraction of the sampled points that are uncertain points; the others are random.
-        score_threshold: Default score threshold of the pipeline of a saved model and of evaluations. Training runs set
-            it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5 in evaluations.
+        score_threshold: Default threshold, for scores before calibration, of the pipeline of a saved model and of
+            evaluations. Training runs set it; `None` means 0.9 in the pipeline, as in transformers' pipeline, and 0.5
+            in evaluations.
     """
 
     choice = "head"

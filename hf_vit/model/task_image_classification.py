@@ -305,8 +305,8 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         alike: list[dict[str, float]] = [{}] * len(scores)
         if similarity is not None:
             self.training_features = self.training_features or TrainingFeatures.load(self.model.name_or_path)
-            found_alike = self.training_features.similarity(outputs["pooled"], similarity)
-            alike = [{"similarity": value} for value in found_alike.tolist()]
+            values = self.training_features.similarity(outputs["pooled"], similarity)
+            alike = [{"similarity": value} for value in values.tolist()]
         return [
             [
                 {"label": config.id2label[label], "score": score, **own}

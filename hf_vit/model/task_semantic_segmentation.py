@@ -22,7 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.import_utils import is_vision_available
 
-from .calibration import calibrate_score
+from .calibration import HfViTCalibrationConfig, calibrate_score, undo_score
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
 from .large_images import blended_bands, class_segments, window_starts
@@ -410,8 +410,8 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
     """Image segmentation pipeline with batched image processing, for semantic and universal segmentation models.
 
-    The default `threshold` is the one selected in the training run; it applies to scores before the calibration of
-    universal segmentation. See `BatchedImagePipeline` for arguments.
+    The default `threshold` is the one selected in the training run. It applies to the returned scores, which are
+    calibrated. See `BatchedImagePipeline` for arguments.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
@@ -449,13 +449,15 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
             return [self._classes(own) for own in processor.post_process_semantic_segmentation(outputs, sizes)]
         if subtask not in (None, "panoptic", "instance"):
             raise ValueError(f"subtask={subtask!r} must be one of panoptic, instance, semantic.")
-        options = {"threshold": threshold, "overlap_mask_area_threshold": 0.5, **options}
+        # The scores of universal models are calibrated after post-processing, so that masks do not change. The logits
+        # of semantic models are calibrated already.
+        calibration = self.model.calibration if "masks_queries_logits" in outputs else HfViTCalibrationConfig()
+        options = {"threshold": undo_score(threshold, calibration), "overlap_mask_area_threshold": 0.5, **options}
         of_instances = processor.post_process_instance_segmentation
         process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
-        results, calibration = process(outputs, target_sizes=sizes, **options), self.model.calibration
-        if "masks_queries_logits" in outputs:  # the logits of semantic models are calibrated already
-            for segment in (own for found in results for own in found["segments_info"]):
-                segment["score"] = calibrate_score(segment["score"], calibration)
+        results = process(outputs, target_sizes=sizes, **options)
+        for segment in (own for found in results for own in found["segments_info"]):
+            segment["score"] = round(calibrate_score(segment["score"], calibration), 6)
         return [self._segments(**found) for found in results]
 
     def decode_tiles(self, outputs: Any, parts: list[ModelInput], **_: Any) -> list[Tensor]:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.datasets import TargetDataset
 from ..evaluation.base import BaseEvaluator, Threshold
 from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
-from ..model.calibration import HfViTCalibrationConfig, calibration_of
+from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
 from .output_folder import AVERAGE_FOLDER
@@ -90,7 +90,7 @@ class EvaluatorTrainer(HfViTTrainer):
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
-        self.evaluator.calibration = calibration_of(self.plain_model)
+        self.evaluator.calibration = self.plain_model.calibration
         self._losses = []
         predictions = None if is_average else self.predictions
         with self.averaged_threshold() if is_average else nullcontext(), replaced(self, predictions=predictions):

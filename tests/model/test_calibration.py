@@ -178,3 +178,30 @@ def test_scores_of_segments_are_scaled_without_a_change_of_the_masks(tmp_path: P
         expected = (raw.logit() / 2 + 0.5).sigmoid()
         assert [part["score"] for part in found] == pytest.approx(expected.tolist(), abs=1e-5)
         assert [part["mask"].tobytes() for part in found] == [part["mask"].tobytes() for part in plain]
+
+
+@pytest.mark.parametrize("subtask", ["panoptic", "instance"])
+def test_the_threshold_of_segments_applies_to_calibrated_scores(subtask: str, tmp_path: Path) -> None:
+    model = build(HfViTForUniversalSegmentation)
+    model.config.calibration_config = options_of(model, temperature=2.0, offset=2.0)
+    model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
+    photo = Image.effect_noise((40, 30), 90).convert("RGB")
+
+    def segment(calibration: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+        kwargs = {"calibration_config": calibration}
+        pipe = pipeline("image-segmentation", model=str(tmp_path), model_kwargs=kwargs)
+        return pipe(photo, subtask=subtask, mask_threshold=0.0, **options)
+
+    every, plain = segment({}, threshold=0.0), segment({"enabled": False}, threshold=0.0)
+    best, raw = (max(part["score"] for part in parts) for parts in (every, plain))
+    assert raw < best - 0.01  # scores before calibration are below the threshold
+    found = segment({}, threshold=best - 0.01)
+    assert found
+    assert all(part["score"] > best - 0.01 for part in found)
+    # A threshold that is stored by training applies to scores before calibration, and selects the same segments.
+    model.options.score_threshold = raw - 0.01
+    model.config.universal_segmentation_config = model.options
+    model.save_pretrained(tmp_path)
+    masks = [[part["mask"].tobytes() for part in segment(options)] for options in ({}, {"enabled": False})]
+    assert masks[0] == masks[1] != []

@@ -106,7 +106,7 @@ class UniversalEvaluator(Evaluator):
         if INSTANCE not in self.metric.parts:
             return None
         logits, hits = self.metric.parts[INSTANCE].score_logits()
-        return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), hits
+        return calibrate(logits, self.calibration), hits
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
         """Return label, score and area of each segment or, if the metric has no panoptic part, of likely instances."""
@@ -121,7 +121,7 @@ class UniversalEvaluator(Evaluator):
             "segments": [
                 {
                     "label": self.metric.names[label],
-                    "score": calibrate_score(score, self.calibration),
+                    "score": round(calibrate_score(score, self.calibration), 6),
                     "area": int(mask.sum()),
                 }
                 for label, score, mask in found

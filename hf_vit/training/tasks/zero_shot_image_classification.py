@@ -218,7 +218,7 @@ class ImageTextEvaluator(BaseEvaluator):
         """Return the logits of each image (N,) and the first caption of every image, and the number of its own."""
         images, texts, counts = self.metric.embeddings()
         logits = self.scale.exp() * images @ texts[counts.cumsum(dim=0) - counts].T  # (N, N)
-        return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), torch.arange(len(images))
+        return calibrate(logits, self.calibration), torch.arange(len(images))
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Return the embeddings of each image and its captions; the loss is computed for all images together."""
