@@ -7,14 +7,22 @@ Examples:
     hf-vit features evaluate outputs/features
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import features
+from accelerate import PartialState
+
 from ..extras import check_packages
-from ..features.evaluation import FILE_NAME
-from ..outputs import check_outputs, check_writable, free_folder, record_outputs
+from ..features import ExtractionArguments, evaluate_features, extract_features, open_train_and_test
+from ..features.evaluation import format_table
+from ..options.recipe import with_recipe
+from ..options.resolve import build
+from ..outputs import check_outputs, check_writable, free_folder, record_outputs, write_atomically
+
+
+FILE_NAME = "evaluation.json"
 
 
 def extract(*, report: Callable[[str], None], **options: Any) -> None:
@@ -26,7 +34,12 @@ def extract(*, report: Callable[[str], None], **options: Any) -> None:
         report: Function that receives progress messages.
         **options: Fields of `ExtractionArguments` by name.
     """
-    features.extract(options, report)
+    (args,) = build((ExtractionArguments,), with_recipe(options))
+    images = extract_features(args)
+    if PartialState().is_main_process:
+        sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
+        report(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
+    PartialState().destroy_process_group()  # Without this call, processes can abort at exit.
 
 
 def evaluate(
@@ -59,5 +72,12 @@ def evaluate(
         folder = output_dir or free_folder(test / f"evaluation-beside-{train.resolve().name}")
     check_writable(folder)
     check_outputs([folder / FILE_NAME], overwrite=overwrite)
-    features.report(*features.open_train_and_test(folders), folder, report)
+    train_split, test_split = open_train_and_test(folders)
+    found = evaluate_features(train_split, test_split)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
+    (num_train, num_test), classes = found["images"], found["classes"]
+    report(f"{num_test:,} {test_split.name} images and {num_train:,} train images of {classes} classes")
+    report(format_table(found["scores"]))
+    report(f"Scores written to {folder / FILE_NAME}")
     record_outputs([folder / FILE_NAME])

@@ -1,9 +1,9 @@
 """Compare boxes and masks of a dataset with the predictions of a trained detector or segmenter."""
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
@@ -17,11 +17,9 @@ from ..training.run import plan_evaluation
 from ..training.tasks.base import Task
 from ..training.tasks.object_detection import ObjectDetection
 from ..training.tasks.semantic_segmentation import SemanticSegmentation
+from .audit_result import Audit
 from .label_quality import ObjectIssue, find_object_issues, mask_issue_score
 
-
-if TYPE_CHECKING:
-    from .audit import Audit
 
 DENSE_TASKS = (ObjectDetection, SemanticSegmentation)
 LEAST_SCORE = 0.1  # minimum score of predicted boxes that are compared with given boxes
@@ -51,26 +49,20 @@ def open_dense(data: str, model: str, output_dir: str) -> Task | None:
 
 
 @torch.no_grad()
-def check_dense_labels(found: "Audit", task: Task, device: torch.device) -> None:
-    """Predict all images of `task.loaded`, and add the images whose boxes or masks contradict the predictions.
-
-    Args:
-        found: Audit to which scores, texts, pictures, numbers of objects by class and split, and notes are added.
-        task: Task of the model with loaded data.
-        device: Device to run the model on.
-    """
+def check_dense_labels(found: Audit, task: Task, device: torch.device) -> None:
+    """Predict all images of `task.loaded`, and add the images whose boxes or masks contradict the predictions."""
     model = open_trained(task.model_class, found.model).eval().float().to(device)
     processor = task.open_processor(model, found.model)
     data = with_model_classes(task.loaded, model.config.label2id)
     examples = {split: data.examples(split) for split in data.splits}
-    scores, faults = np.full(len(found.files), np.nan), []
-    objects: dict[int, list[ObjectIssue]] = {}
+    scores, faults = np.full(len(found.images), np.nan), []
+    objects: list[tuple[Any, ...]] = []  # number of the image and fields of `ObjectIssue`
     places = [(split, index) for split, own in examples.items() for index in range(len(own))]
     for number, (split, index) in enumerate(logging.tqdm(places, desc="Comparing labels", unit=" images")):
         try:
             example = examples[split][index]
         except (OSError, TypeError, ValueError) as error:
-            found.texts[number] = found.texts[number] or str(error)
+            found.images[number].text = found.images[number].text or str(error)
             faults.append(str(error))
             continue
         image = example["image"]
@@ -79,30 +71,32 @@ def check_dense_labels(found: "Audit", task: Task, device: torch.device) -> None
         if "segmentation_map" in example:
             (result,) = processor.post_process_semantic_segmentation(outputs, size, True)
             mask = example["segmentation_map"].long()  # (H, W)
-            scores[number], found.texts[number], found.pictures[number] = _compare_mask(
-                image, mask, result["segmentation_scores"].cpu(), data.names
-            )
+            probabilities = result["segmentation_scores"].cpu()
+            scores[number] = mask_issue_score(mask, probabilities)
+            found.images[number].text, found.pictures[number] = _show_mask(image, mask, probabilities, data.names)
             classes = [label for label in mask.unique().tolist() if label != IGNORED_LABEL]
         else:
             (result,) = processor.post_process_object_detection(outputs, LEAST_SCORE, size)
-            objects[number] = find_object_issues(example, {name: value.cpu() for name, value in result.items()})
+            issues = find_object_issues(example, {name: value.cpu() for name, value in result.items()})
+            objects += [(number, *issue) for issue in issues]
+            scores[number] = 0.0
             classes = example["class_labels"].tolist()
         for label in classes:
-            found.counts.setdefault(data.names[label], Counter())[split] += 1
+            found.counts[data.names[label]][split] += 1
     found.notes.append("Boxes and masks on which the model was trained cannot be checked: it repeats their errors.")
-    if objects:
+    if isinstance(task, ObjectDetection):
         found.notes.append("Only an accurate detector finds wrong boxes. A weak one contradicts right boxes, too.")
-        _rank_objects(found, scores, objects, data.names)
+        _rank_objects(found, scores, pd.DataFrame(objects, columns=["image", *ObjectIssue._fields]), data.names)
+        kind, cut = "wrong_boxes", BOX_CUT
     else:
-        found.add("wrong_mask", scores, np.nan_to_num(scores) > MASK_CUT)
+        kind, cut = "wrong_mask", MASK_CUT
+    found.scores[kind], found.found[kind] = scores, np.nan_to_num(scores) > cut
     if faults:
         found.notes.append(f"{len(faults):,} images with invalid targets were not compared: {joined(faults)}.")
 
 
-def _compare_mask(
-    image: Image.Image, mask: Tensor, scores: Tensor, names: tuple[str, ...]
-) -> tuple[float, str, Image.Image]:
-    """Return the score, a description and a picture of the differences of a mask (H, W) to `scores` (K, H, W)."""
+def _show_mask(image: Image.Image, mask: Tensor, scores: Tensor, names: tuple[str, ...]) -> tuple[str, Image.Image]:
+    """Return a description and a picture of the differences between a mask (H, W) and `scores` (K, H, W)."""
     is_given = mask != IGNORED_LABEL
     own = scores.gather(0, mask.clamp(max=len(scores) - 1)[None])[0].where(is_given, torch.tensor(1.0))
     wrong = (scores.argmax(dim=0) != mask) & is_given
@@ -114,45 +108,35 @@ def _compare_mask(
     heat = Image.fromarray(((1 - own) * 200).byte().numpy())
     marked = Image.composite(Image.new("RGB", image.size, "red"), image.convert("RGB"), heat)
     marked.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
-    return mask_issue_score(mask, scores), text, marked
+    return text, marked
 
 
-def _rank_objects(
-    found: "Audit", scores: np.ndarray, objects: dict[int, list[ObjectIssue]], names: tuple[str, ...]
-) -> None:
+def _rank_objects(found: Audit, scores: np.ndarray, issues: pd.DataFrame, names: tuple[str, ...]) -> None:
     """Set the score (N,) of each image to that of its worst object, and draw the reported images.
 
     The score of a difference is multiplied by e / (e + p), where p is the share of objects of the class that have
     another difference of the same kind with at least this score: what a weak model often contradicts is no evidence.
     """
-    values: dict[tuple[str, int], list[float]] = {}
-    for issue in (issue for issues in objects.values() for issue in issues):
-        values.setdefault((issue.kind, issue.label), []).append(-issue.score)
-    ordered = {key: np.sort(own) for key, own in values.items()}
-    totals = Counter(label for (kind, label), own in values.items() if kind != "overlooked" for _ in own)
-
-    def likelihood(issue: ObjectIssue) -> float:
-        others = float(np.searchsorted(ordered[issue.kind, issue.label], -issue.score, side="right") - 1)
-        return issue.score * ERROR_RATE / (ERROR_RATE + others / max(1, totals[issue.label]))
-
-    for number, issues in objects.items():
-        worst = max(issues, key=likelihood, default=None)
-        scores[number] = 0.0 if worst is None else likelihood(worst)
-        if worst is not None and scores[number] > BOX_CUT and (image := found.open(number)) is not None:
-            other = f" → {names[worst.suggestion]}" if worst.suggestion != worst.label else ""
-            found.texts[number] = f"{worst.kind}: {names[worst.label]}{other}"
-            given = [issue.box for issue in issues if issue.kind != "overlooked"]
-            found.pictures[number] = _drawn(image, given, [issue for issue in issues if likelihood(issue) > BOX_CUT])
-    found.add("wrong_boxes", scores, np.nan_to_num(scores) > BOX_CUT)
+    is_given = issues["kind"] != "overlooked"
+    others = issues.groupby(["kind", "label"])["score"].rank(method="max", ascending=False) - 1
+    totals = issues["label"].map(issues["label"][is_given].value_counts()).fillna(1)
+    issues["likelihood"] = issues["score"] * ERROR_RATE / (ERROR_RATE + others / totals)
+    for number, own in issues.groupby("image"):
+        worst = own.loc[own["likelihood"].idxmax()]
+        scores[number] = worst["likelihood"]
+        if scores[number] > BOX_CUT and (image := found.open(number)) is not None:
+            other = f" → {names[worst['suggestion']]}" if worst["suggestion"] != worst["label"] else ""
+            found.images[number].text = f"{worst['kind']}: {names[worst['label']]}{other}"
+            found.pictures[number] = _draw_boxes(image, own[is_given[own.index]], own[own["likelihood"] > BOX_CUT])
 
 
-def _drawn(image: Image.Image, given: list[list[float]], likely: list[ObjectIssue]) -> Image.Image:
+def _draw_boxes(image: Image.Image, given: pd.DataFrame, likely: pd.DataFrame) -> Image.Image:
     """Return a small picture with the given boxes, and the boxes of likely errors in other colors."""
     picture = image.copy()
     picture.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     scale, pen = picture.width / image.width, ImageDraw.Draw(picture)
-    for box in given:
+    for box in given["box"]:
         pen.rectangle([value * scale for value in box], outline=COLORS["given"])
-    for issue in likely:
-        pen.rectangle([value * scale for value in issue.box], outline=COLORS[issue.kind], width=3)
+    for kind, box in zip(likely["kind"], likely["box"], strict=True):
+        pen.rectangle([value * scale for value in box], outline=COLORS[kind], width=3)
     return picture

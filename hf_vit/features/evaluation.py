@@ -3,18 +3,16 @@
 Shapes: M training images, B test images, D feature size.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from ..outputs import write_atomically
 from .files import FeatureSplit
 
 
@@ -28,15 +26,10 @@ COLUMNS = {
 }
 MOST_FREQUENT = "most frequent class"
 MAX_PAIRS = 2**24  # Maximum number of image pairs compared at once, to limit memory
-FILE_NAME = "evaluation.json"
 
 
 def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]:
-    """Evaluates all features that consist of one vector per image.
-
-    Args:
-        train: Features of the training images.
-        test: Features of the test images.
+    """Evaluates all features that consist of one vector per image, given training and test images.
 
     Returns:
         A dict with the model, the names and sizes of the splits, and "scores": a dict with the metrics of `COLUMNS`
@@ -52,9 +45,9 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
     most_frequent, _ = Counter(train.labels).most_common(1)[0]
     share = test.labels.count(most_frequent) / len(test.labels)
     scores = {
-        feature: score(train.read(feature), classes, test.read(feature), truth)
-        for feature in train.vectors
-        if feature in test.vectors
+        feature: score(train.read_labeled(feature), classes, test.read_labeled(feature), truth)
+        for feature in train.settings.features
+        if feature in test.settings.features and feature != "patches"
     }
     return {
         "model": train.settings.model,
@@ -93,29 +86,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
 
 def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Returns a text table with one line of metrics for each feature."""
-    rows = [["", *(title for title, _ in COLUMNS.values())]]
-    for name, found in scores.items():
-        cells = (format(found[column], spec) if column in found else "-" for column, (_, spec) in COLUMNS.items())
-        rows.append([name, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [[name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])] for name, *cells in rows]
-    return "\n".join(map("  ".join, aligned))
-
-
-def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable[[str], None]) -> None:
-    """Evaluates features, writes the scores to evaluation.json, and prints them as a table.
-
-    Args:
-        train: Features of the training images.
-        test: Features of the test images.
-        folder: Folder for evaluation.json.
-        echo: Function that prints a line of text for the user.
-    """
-    found = evaluate_features(train, test)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
-    echo(
-        f"{len(test.labels):,} {test.name} images and {len(train.labels):,} train images of {found['classes']} classes"
-    )
-    echo(format_table(found["scores"]))
-    echo(f"Scores written to {folder / FILE_NAME}")
+    table = pd.DataFrame(scores).T.reindex(columns=[*COLUMNS])
+    titles = [f" {title}" for title, _ in COLUMNS.values()]
+    formatters = [f" {{:{each}}}".format for _, each in COLUMNS.values()]
+    return table.to_string(header=titles, formatters=formatters, na_rep="-")

@@ -1,12 +1,10 @@
 """Extraction of image features to files, on any number of processes. An interrupted extraction can be resumed.
 
-Shapes: C channels, H W pixels.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without padding, P prefix tokens, D hidden size.
 """
 
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -15,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import BaseImageProcessor
+from transformers import BaseImageProcessor, BatchFeature
 from transformers.utils import logging
 
+from ..convert import load_image_processor
 from ..data import load_unlabeled_images
 from ..data.checks import check_output_outside_data
 from ..data.fingerprint import digest, digest_weights, fingerprint
@@ -29,18 +27,29 @@ from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.shards import open_processes, write_shard
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import check_trained
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
-from ..options.recipe import with_recipe
-from ..options.resolve import build
 from ..outputs import check_writable
 from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
-from .encoder import FEATURES, ImageEncoder, open_encoder
-from .files import FeatureSettings
+from ..training.models import load_with_info, without_load_report
+from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
+from .files import FeatureSettings, FeatureSplit
 
 
 logger = logging.get_logger(__name__)
 extraction_option = partial(option, group="Extraction", essential=True)
 
+FEATURES = {
+    "cls": "the CLS token",
+    "mean": "the mean of the patch tokens",
+    "patches": "all patch tokens",
+    "pixels": f"raw pixels at {RAW_SIZE} x {RAW_SIZE}",
+    "untrained_cls": "the CLS token of the same model with random weights",
+    "untrained_mean": "the mean of the patch tokens of the same model with random weights",
+}
+UNTRAINED = "untrained_"
+UNTRAINED_SEED = 0
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -96,38 +105,109 @@ class ExtractionArguments(SourceArguments):
             raise ValueError(f"dtype={self.dtype!r} must be {' or '.join(DTYPES)}.")
 
 
-def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
-    """Returns the names and types of the columns of a feature file. `widths` maps a feature to its vector length."""
-    columns = Features({"file": Value("string"), **({"label": Value("string")} if has_labels else {})})
-    for name, width in widths.items():
-        vector = List(Value(dtype), length=width)
-        columns[name] = List(vector) if name == "patches" else vector
-        if name == "patches":
-            columns["grid"] = List(Value("int32"), length=2)
-    return columns
+class ImageEncoder:
+    """Computes the features of images.
 
+    Args:
+        model: Model that computes the tokens.
+        processor: Image processor of the model.
+        features: Keys of `FEATURES`.
 
-def round_vectors(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
-    """Converts a feature of one image to an array of type `dtype`.
-
-    Raises `ValueError` if a value exceeds the range of `dtype`.
+    Raises:
+        ValueError: if a feature needs a CLS token and the model has none.
     """
-    rounded = vectors if name == "grid" else vectors.to(DTYPES[dtype])
-    if rounded.isfinite().all() or not vectors.isfinite().all():
-        return rounded.numpy(force=True)
-    raise ValueError(
-        f"The feature {name!r} has values up to {float(vectors.abs().max()):g}, but the largest value of {dtype} is "
-        f"{torch.finfo(rounded.dtype).max:g}. Use --dtype float32 and another --output_dir."
-    )
+
+    def __init__(self, model: HfViTModel, processor: BaseImageProcessor, features: Sequence[str]) -> None:
+        if wanted := [name for name in features if name.endswith("cls") and not model.config.use_cls_token]:
+            raise ValueError(f"The model has no CLS token, required for {' and '.join(wanted)}. Use --features mean.")
+        self.model, self.processor, self.features = model.eval(), processor, tuple(features)
+        self.untrained: HfViTModel | None = None
+        if any(name.startswith(UNTRAINED) for name in features):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(UNTRAINED_SEED)
+                untrained = HfViTModel(model.config, add_pooling_layer=False)
+            self.untrained = untrained.to(model.device).eval()
+
+    def columns(self, dtype: str) -> dict[str, Any]:
+        """Returns the types of the columns of features in a table of images, for numbers of type `dtype`.
+
+        A feature is a list of numbers for each image. "patches" is such a list for each patch, in row-major order,
+        followed by a column "grid" with the numbers of patch rows and columns.
+        """
+        columns: dict[str, Any] = {}
+        for name in self.features:
+            width = self.model.config.num_channels * RAW_SIZE**2 if name == "pixels" else self.model.config.hidden_size
+            vector = List(Value(dtype), length=width)
+            if name == "patches":
+                columns |= {"patches": List(vector), "grid": List(Value("int32"), length=2)}
+            else:
+                columns[name] = vector
+        return columns
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Tensor]) -> dict[str, Tensor | list[Tensor]]:
+        """Computes the features of a batch of images.
+
+        Args:
+            images: B tensors (C, H_i, W_i). They are resized by the image processor.
+
+        Returns:
+            A dict with a tensor (B, D) for each feature. "patches" is a list with a tensor (N_i, D) per image, and is
+            accompanied by "grid" (B, 2) int32, the numbers of patch rows and columns.
+        """
+        inputs = self.processor(images=list(images), input_data_format="channels_first", return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        grid = self.model.embeddings.patch_embeddings.grid(inputs["pixel_values"])
+        real = inputs.get("patch_attention_mask")
+        if real is None:
+            real = torch.ones(len(images), *grid, dtype=torch.bool, device=self.model.device)
+        found: dict[str, Tensor | list[Tensor]] = {"pixels": raw_pixels(inputs["pixel_values"])}
+        if {"cls", "mean", "patches"} & {*self.features}:
+            found |= _read(self.model, inputs, real)
+        if self.untrained is not None:
+            found |= {f"{UNTRAINED}{name}": value for name, value in _read(self.untrained, inputs, real).items()}
+        grids = ["grid"] * ("patches" in self.features)
+        return {name: found[name] for name in (*self.features, *grids)}
+
+
+def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Tensor | list[Tensor]]:
+    """Runs a model and returns its features by name; `real` (B, h, w) is False for padding patches."""
+    hidden_states = model(**inputs).last_hidden_state  # (B, P + h·w, D)
+    seen = real.flatten(1).bool()  # (B, h·w)
+    patches = hidden_states[:, model.config.num_prefix_tokens :]  # (B, h·w, D)
+    mean = torch.where(seen[..., None], patches, 0).sum(dim=1) / seen.sum(dim=1, keepdim=True)  # (B, D)
+    grids = torch.stack([real.any(dim=2).sum(dim=1), real.any(dim=1).sum(dim=1)], dim=1)  # (B, 2)
+    shown = [image[kept] for image, kept in zip(patches, seen, strict=True)]
+    return {"cls": hidden_states[:, 0], "mean": mean, "patches": shown, "grid": grids.int()}
+
+
+def open_encoder(name_or_path: str, features: Sequence[str], device: torch.device) -> ImageEncoder:
+    """Opens a saved or published model.
+
+    Args:
+        name_or_path: Model folder, weights file, or name on the Hub.
+        features: Keys of `FEATURES`.
+        device: Device to run the model on.
+
+    Raises:
+        OSError: if there is no such model, or it has no image processor.
+        ValueError: if the type of model is not supported, or the model does not provide the features.
+    """
+    with without_load_report():  # The weights of the head are ignored on purpose and need not be reported as unused.
+        model, info = load_with_info(HfViTModel, name_or_path, {})
+    # Features do not use pooling layers, so the weights of pooling layers may be missing.
+    check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
+    processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
+    return ImageEncoder(model.float().to(device), processor, features)
 
 
 class ReadImage(NamedTuple):
     """A decoded image, or the reason why it cannot be read."""
 
     file: str
-    label: str | None  # Class name, None if unknown
+    label: str | None  # class name, None if unknown
     pixels: Tensor | None  # (C, H, W) uint8 or float32; None if the image cannot be read
-    fault: str = ""  # Reason why the image cannot be read
+    fault: str = ""  # reason why the image cannot be read
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
@@ -156,9 +236,7 @@ def extract_features(args: ExtractionArguments, splits: DatasetDict | None = Non
     """Writes the features of images to parquet files with `rows_per_shard` images each.
 
     Files that do not exist yet are distributed among processes, see `hf_vit/data/shards.py`. The columns are `file`,
-    `label` (if classes are known), and one column per feature with a list of numbers for each image. The column
-    "patches" contains a list of numbers for each patch of an image, in row-major order. The column `grid` contains the
-    numbers of patch rows and columns.
+    `label` (if classes are known), and one per feature, see `ImageEncoder.columns`.
 
     Args:
         args: Options of the extraction.
@@ -193,10 +271,10 @@ def extract_features(args: ExtractionArguments, splits: DatasetDict | None = Non
     with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
         for shard in own:
             split = splits[shard.split]
-            columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
+            columns = {"file": Value("string"), **({"label": Value("string")} if CLASS in split.features else {})}
             images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
             rows = _feature_rows(images, encoder, args, bar.update)
-            write_shard(folder / shard.name, rows, columns, args.batch_size)
+            write_shard(folder / shard.name, rows, Features(columns | encoder.columns(args.dtype)), args.batch_size)
     return settings.images
 
 
@@ -205,38 +283,52 @@ def _feature_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yields the row of each readable image, and calls `count` after each batch with its number of images."""
     for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
-        readable = _readable(batch, args.skip_unreadable)
-        features = encoder([image.pixels for image in readable if image.pixels is not None]) if readable else {}
+        readable, pixels = list[ReadImage](), list[Tensor]()
+        for image in batch:
+            if image.pixels is not None:
+                readable.append(image)
+                pixels.append(image.pixels)
+            elif args.skip_unreadable:
+                logger.warning("Skipping unreadable image %s: %s", image.file, image.fault)
+            else:
+                raise OSError(
+                    f"{image.file} cannot be read: {image.fault}. Repair it and resume with the same command, or skip "
+                    "unreadable images with --skip_unreadable true."
+                )
+        features = encoder(pixels) if pixels else {}
         for number, image in enumerate(readable):
-            vectors = {name: round_vectors(of[number], name, args.dtype) for name, of in features.items()}
+            vectors = {name: _rounded(of[number], name, args.dtype) for name, of in features.items()}
             yield {"file": image.file, "label": image.label, **vectors}
         count(len(batch))
 
 
-def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadImage]:
-    for image in (image for image in batch if image.pixels is None):
-        if not skip_unreadable:
-            raise OSError(
-                f"{image.file} cannot be read: {image.fault}. Repair it and resume with the same command, or skip "
-                "unreadable images with --skip_unreadable true."
-            )
-        logger.warning("Skipping unreadable image %s: %s", image.file, image.fault)
-    return [image for image in batch if image.pixels is not None]
+def _rounded(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
+    """Converts a feature of one image to `dtype`; raises `ValueError` if a value exceeds the range of this type."""
+    rounded = vectors if name == "grid" else vectors.to(DTYPES[dtype])
+    if rounded.isfinite().all() or not vectors.isfinite().all():
+        return rounded.numpy(force=True)
+    raise ValueError(
+        f"The feature {name!r} has values up to {float(vectors.abs().max()):g}, but the largest value of {dtype} is "
+        f"{torch.finfo(rounded.dtype).max:g}. Use --dtype float32 and another --output_dir."
+    )
 
 
-def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
-    """Runs a feature extraction. Errors end the program with a one-line message.
-
-    Args:
-        values: Values of the options of `ExtractionArguments` by name, and optionally a `recipe`.
-        echo: Function that prints a line of text for the user; called on the first process only.
-    """
-    try:
-        (args,) = build((ExtractionArguments,), with_recipe(values))
-        images = extract_features(args)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
-    if PartialState().is_main_process:
-        sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
-        echo(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
-    PartialState().destroy_process_group()  # Without this call, processes can abort at exit.
+def extract_all(splits: DatasetDict, data: str, model: str, folder: Path, **options: Any) -> np.ndarray:
+    """Extract features of the images of all splits, or resume. Return them (N, D), with NaN for unreadable images."""
+    arguments = ExtractionArguments(
+        dataset_name=[data],  # type: ignore[arg-type]
+        model_name_or_path=model,
+        output_dir=str(folder),
+        rows_per_shard=256,  # an interrupted extraction loses at most the features of this many images
+        skip_unreadable=True,
+        **options,
+    )
+    extract_features(arguments, splits)
+    vectors = []
+    for name, rows in splits.items():
+        split = FeatureSplit(folder, name, FeatureSettings.read(folder))
+        known = split.read("mean")
+        own = np.full((len(rows), known.shape[1]), np.nan, np.float32)
+        own[np.isin(rows["file"][:], split.column("file").to_pylist())] = known  # unreadable images have no features
+        vectors.append(own)
+    return np.concatenate(vectors)

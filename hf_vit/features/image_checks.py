@@ -6,11 +6,12 @@ Shapes: N images, S side of thumbnails, D features.
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from datasets import Dataset, Image
+from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 from PIL import Image as PILImage
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -19,7 +20,7 @@ from transformers.utils import logging
 from ..data.formats.files import READ_AHEAD
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import read_image
-from .near_duplicates import SIDE
+from .near_duplicates import CHUNK_SIZE, SIDE
 
 
 LEAST_WHITE = 64  # 99th percentile of the brightness below which an image is dark, of 255
@@ -27,67 +28,62 @@ LEAST_CONTRAST = 6.0  # standard deviation of the brightness below which an imag
 LEAST_SIDE = 0.25  # minimum shorter side relative to the median of all images
 NUM_NEIGHBORS = 5  # number of neighbors whose mean distance shows how unusual an image is
 CUT = 5.0  # number of robust standard deviations above the median at which an image is unusual
-CHUNK_SIZE = 1024  # number of images that are compared with all others at a time
 
 
-class ImageFacts(NamedTuple):
-    """Properties of an image file.
+def join_images(splits: DatasetDict) -> Dataset:
+    """Return the images of all splits as a dataset with the columns `image` (encoded) and `file`."""
+    images = [rows.select_columns(["image", "file"]) for rows in splits.values()]
+    return concatenate_datasets([rows.cast_column("image", Image(decode=False)) for rows in images])
 
-    Args:
-        fault: Reason why the image cannot be read; empty if it can.
-        shorter_side: Shorter side in pixels.
-        white: 99th percentile of the brightness, from 0 to 255.
-        contrast: Standard deviation of the brightness.
-        checksum: Hash of the pixels.
-        thumbnail: (S, S) uint8 brightness, resized to a square.
+
+def open_picture(encoded: Mapping[str, Any]) -> PILImage.Image:
+    """Decode a cell of type `datasets.Image(decode=False)` as an RGB image. Raises the errors of `read_image`."""
+    pixels = read_image(encoded_bytes(encoded, "image"), "it", num_channels=3)  # (3, H, W)
+    return PILImage.fromarray(pixels.round().byte().movedim(0, -1).numpy())
+
+
+def read_facts(images: Dataset) -> pd.DataFrame:
+    """Read images in parallel, with a progress bar. Return a table with a row for each image.
+
+    The columns are `fault` (reason why the image cannot be read, or ""), `shorter_side` in pixels, `white` and
+    `contrast` (99th percentile and standard deviation of the brightness, which is in [0, 255]), `checksum` (of the
+    pixels), and `thumbnail` (brightness, resized to a square, (S, S) uint8). They are NaN if there is a fault.
     """
-
-    fault: str = ""
-    shorter_side: int = 0
-    white: float = 0.0
-    contrast: float = 0.0
-    checksum: str = ""
-    thumbnail: np.ndarray = np.zeros((SIDE, SIDE), np.uint8)
+    with ThreadPoolExecutor() as threads:
+        facts = (own for chunk in images.iter(READ_AHEAD) for own in threads.map(_facts_of, chunk["image"]))
+        return pd.DataFrame(list(logging.tqdm(facts, total=len(images), desc="Reading images", unit=" images")))
 
 
-def read_facts(rows: Dataset) -> list[ImageFacts]:
-    """Return the properties of the images of a split, read in parallel, with a progress bar."""
-    encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
-    found: list[ImageFacts] = []
-    with (
-        ThreadPoolExecutor() as threads,
-        logging.tqdm(total=len(rows), desc="Reading images", unit=" images") as bar,
-    ):
-        for chunk in encoded.iter(READ_AHEAD):
-            found += threads.map(_facts_of, chunk["image"])
-            bar.update(len(chunk["image"]))
-    return found
-
-
-def _facts_of(encoded: Mapping[str, Any]) -> ImageFacts:
+def _facts_of(encoded: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        pixels = read_image(encoded_bytes(encoded, "image"), "it", num_channels=3)  # (3, H, W)
+        picture = open_picture(encoded)
     except (OSError, TypeError, ValueError) as error:
-        return ImageFacts(str(error))
-    array = pixels.round().byte().movedim(0, -1).numpy()
-    gray = PILImage.fromarray(array).convert("L")
-    checksum = hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest()
-    values, thumbnail = np.asarray(gray), np.asarray(gray.resize((SIDE, SIDE), PILImage.Resampling.BOX))
-    return ImageFacts("", min(gray.size), float(np.percentile(values, 99)), float(values.std()), checksum, thumbnail)
-
-
-def quality_scores(facts: list[ImageFacts]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return scores (N,) in [0, 1] and flags (N,) of broken, dark, blank and tiny images. Higher scores are worse."""
-    is_broken = np.array([bool(own.fault) for own in facts])
-    sides, whites, contrasts = np.array([(own.shorter_side, own.white, own.contrast) for own in facts]).T
-    median = np.median(sides[~is_broken]) if not is_broken.all() else 1.0
-    values = {
-        "dark": (1 - whites / 255, whites < LEAST_WHITE),
-        "blank": (1 - contrasts / 128, contrasts < LEAST_CONTRAST),
-        "tiny": (1 - np.minimum(sides / median, 1), sides < LEAST_SIDE * median),
+        return {"fault": str(error) or repr(error)}
+    gray = picture.convert("L")
+    size = picture.height, picture.width, 3
+    return {
+        "fault": "",
+        "shorter_side": min(gray.size),
+        "white": np.percentile(gray, 99),
+        "contrast": np.std(gray),
+        "checksum": hashlib.sha256(str(size).encode() + picture.tobytes()).hexdigest(),
+        "thumbnail": np.asarray(gray.resize((SIDE, SIDE), PILImage.Resampling.BOX)),
     }
-    readable = {kind: (np.where(is_broken, np.nan, s), f & ~is_broken) for kind, (s, f) in values.items()}
-    return {"broken": (is_broken.astype(float), is_broken), **readable}
+
+
+def quality_scores(facts: pd.DataFrame) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return scores (N,) in [0, 1] and flags (N,) of broken, dark, blank and tiny images. Higher scores are worse.
+
+    Except for "broken", the scores of images that cannot be read are NaN.
+    """
+    is_broken, side = facts["fault"] != "", facts["shorter_side"] / facts["shorter_side"].median()
+    found = {
+        "broken": (is_broken.astype(float), is_broken),
+        "dark": (1 - facts["white"] / 255, facts["white"] < LEAST_WHITE),
+        "blank": (1 - facts["contrast"] / 128, facts["contrast"] < LEAST_CONTRAST),
+        "tiny": (1 - side.clip(upper=1), side < LEAST_SIDE),
+    }
+    return {kind: (score.to_numpy(), flag.to_numpy()) for kind, (score, flag) in found.items()}
 
 
 def outlier_scores(features: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

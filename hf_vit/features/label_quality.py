@@ -83,22 +83,13 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
 
 
 class ObjectIssue(NamedTuple):
-    """A given box that the predictions contradict, or a predicted box that is not given.
+    """A given box that the predictions contradict, or a predicted box that is not given ("overlooked")."""
 
-    Args:
-        kind: "overlooked" (not given), "swapped" (another class is predicted), or "unconfirmed" (no predicted box of
-            high score has this class and location).
-        score: Confidence that the annotation is wrong, in [0, 1].
-        box: (4,) box in pixels: the given box, or the predicted box of an overlooked object.
-        label: Number of the given class, or of the class of an overlooked object.
-        suggestion: Number of the predicted class.
-    """
-
-    kind: str
-    score: float
-    box: list[float]
-    label: int
-    suggestion: int
+    kind: str  # "overlooked", "swapped" (another class is predicted), or "unconfirmed" (no box confirms it)
+    score: float  # confidence that the annotation is wrong, in [0, 1]
+    box: list[float]  # (4,) corners in pixels
+    label: int  # number of the given class, or of the class of an overlooked object
+    suggestion: int  # number of the predicted class
 
 
 def find_object_issues(target: Mapping[str, Tensor], prediction: Mapping[str, Tensor]) -> list[ObjectIssue]:

@@ -24,15 +24,12 @@ LEAST_CONTRAST = 4.0  # contrast in gray levels that is added, so that noise is 
 CHUNK_SIZE = 1024  # number of rows or pairs that are processed together
 
 
-def find_near_duplicates(
-    thumbnails: Tensor, features: Tensor | None = None, show_progress: bool = False
-) -> tuple[Tensor, Tensor]:
+def find_near_duplicates(thumbnails: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return pairs of near duplicates.
 
     Args:
         thumbnails: (N, S, S) float brightness of the images, resized to a square.
         features: (N, D) features of the images, which find further candidates; NaN for unknown features.
-        show_progress: Whether to show a progress bar.
 
     Returns:
         Indices (P, 2) of the images of each pair, and the correlation (P,) of their details in [`SIMILAR`, 1].
@@ -49,15 +46,13 @@ def find_near_duplicates(
     if vectors is not None:
         is_close &= (vectors[first] * vectors[second]).sum(1) > LEAST_FEATURES
     pairs = pairs[is_close]
-    scores = []
-    with logging.tqdm(total=len(pairs), desc="Comparing pairs", disable=not show_progress) as bar:
-        for chunk in pairs.split(CHUNK_SIZE) if len(pairs) else ():
-            left, right = thumbnails[chunk[:, 0]], thumbnails[chunk[:, 1]]
-            # A copy may be a crop of either image, and may be mirrored.
-            options = [(left, right), (right, left), (left.flip(-1), right), (right.flip(-1), left)]
-            scores.append(torch.stack([aligned_correlation(*option) for option in options]).amax(dim=0))
-            bar.update(len(chunk))
-    score = torch.cat([*scores, torch.zeros(0)])
+    scores = [torch.zeros(0)]
+    for chunk in logging.tqdm(pairs.split(CHUNK_SIZE) if len(pairs) else (), desc=f"Comparing {len(pairs):,} pairs"):
+        left, right = thumbnails[chunk[:, 0]], thumbnails[chunk[:, 1]]
+        # A copy may be a crop of either image, and may be mirrored.
+        options = [(left, right), (right, left), (left.flip(-1), right), (right.flip(-1), left)]
+        scores.append(torch.stack([aligned_correlation(*option) for option in options]).amax(dim=0))
+    score = torch.cat(scores)
     return pairs[score >= SIMILAR], score[score >= SIMILAR]
 
 

@@ -3,15 +3,14 @@
 Shapes: N images, D features, L labeled images.
 """
 
-import csv
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 
 from ..data import load_unlabeled_images
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
@@ -20,7 +19,8 @@ from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.tasks.base import file_name
 from ..visualize.figures import arrange_pages, draw_label_tile
-from .audit import Audit, extract_all
+from .extraction import extract_all
+from .image_checks import join_images, open_picture
 
 
 LIST, SHEET = "selected.csv", "selected.png"
@@ -80,24 +80,17 @@ def _cover(vectors: np.ndarray, covered: np.ndarray, budget: int, seed: int) -> 
 
     if not budget:
         return []
-    every = np.concatenate([vectors, covered])
-    count = min(len(covered) + budget, max(MAX_CLUSTERS, budget), len(every))
+    count = min(len(covered) + budget, max(MAX_CLUSTERS, budget), len(vectors) + len(covered))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Number of distinct clusters")  # copies of images
-        found = KMeans(count, n_init=1, random_state=seed).fit(every)
-    own, sizes = found.labels_[: len(vectors)], Counter(found.labels_.tolist())
-    num_covered = Counter(found.labels_[len(vectors) :].tolist())
+        found = KMeans(count, n_init=1, random_state=seed).fit(np.concatenate([vectors, covered]))
+    own, of_covered = np.split(found.labels_, [len(vectors)])
     distance = ((vectors - found.cluster_centers_[own]) ** 2).sum(axis=1)
-    left: dict[int, list[int]] = {}
-    for n in np.argsort(distance, kind="stable").tolist():
-        left.setdefault(int(own[n]), []).append(n)
-    selected: list[int] = []
-    while len(selected) < budget:
-        # The number of selected images of a cluster comes first, its size second.
-        c = min((c for c in left if left[c]), key=lambda c: (num_covered[c], -sizes[c]))
-        num_covered[c] += 1
-        selected.append(left[c].pop(0))
-    return selected
+    # The images of a cluster take turns in the order of their distance from its center.
+    nearest = pd.Series(np.argsort(np.argsort(distance, kind="stable"))).groupby(own)
+    turn = nearest.rank() + np.bincount(of_covered, minlength=count)[own]
+    size = np.bincount(found.labels_)[own]
+    return np.lexsort([nearest.transform("min"), -size, turn])[:budget].tolist()
 
 
 def _is_uncertain(features: np.ndarray, known: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -159,14 +152,21 @@ def select(
     known = labels = None
     if labeled is not None:
         known, labels = _labeled_features(os.fspath(labeled), model, folder / "labeled", options)
-    images = Audit(pool, model, load_unlabeled_images([pool]))
-    features = extract_all(images.splits, pool, model, folder / "features", **options)
+    splits = load_unlabeled_images([pool])
+    features = extract_all(splits, pool, model, folder / "features", **options)
     readable = np.flatnonzero(~np.isnan(features).any(axis=1))
     if len(readable) < budget:
         raise ValueError(f"budget={budget} exceeds the {len(readable):,} readable images of {pool}. Lower it.")
-    chosen = readable[select_images(features[readable], budget, known, labels, seed)].tolist()
-    files = [images.files[number] for number in chosen]
-    _save(images, chosen, files, folder)
+    chosen = readable[select_images(features[readable], budget, known, labels, seed)]
+    rows = join_images(splits).select(chosen)
+    files = rows["file"][:]
+    tiles = [
+        draw_label_tile(open_picture(row["image"]), f"{rank}", Path(row["file"]).name)
+        for rank, row in enumerate(rows.select(range(min(budget, MAX_SHOWN))), start=1)
+    ]
+    arrange_pages(tiles)[0].save(folder / SHEET)
+    pd.DataFrame({"file_name": files, "label": ""}).to_csv(folder / LIST, index=False, lineterminator="\r\n")
+    record_outputs([folder / LIST, folder / SHEET])
     report(f"Selected {budget:,} of {len(features):,} images: {folder / LIST}, {folder / SHEET}")
     return files
 
@@ -180,15 +180,3 @@ def _labeled_features(data: str, model: str, folder: Path, options: dict[str, An
     features = extract_all(splits, data, model, folder, **options)
     is_known = (labels != NO_CLASS) & ~np.isnan(features).any(axis=1)
     return features[is_known], labels[is_known]
-
-
-def _save(images: Audit, chosen: list[int], files: list[str], folder: Path) -> None:
-    """Write the list of the chosen images with an empty column of labels, and a picture of the first ones."""
-    opened = [(images.open(number), Path(file).name) for number, file in zip(chosen[:MAX_SHOWN], files, strict=False)]
-    shown = [(picture, name) for picture, name in opened if picture is not None]
-    tiles = [draw_label_tile(picture, f"{rank + 1}", name) for rank, (picture, name) in enumerate(shown)]
-    folder.mkdir(parents=True, exist_ok=True)
-    arrange_pages(tiles)[0].save(folder / SHEET)
-    with (folder / LIST).open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([("file_name", "label"), *((file, "") for file in files)])
-    record_outputs([folder / LIST, folder / SHEET])

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 
 import hf_vit
 from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
-from hf_vit.features.audit import write_cleaned
+from hf_vit.features.audit_result import write_cleaned
 from hf_vit.features.image_checks import outlier_scores
 from hf_vit.features.label_quality import (
     LABEL_CUT,
