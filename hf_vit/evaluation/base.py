@@ -24,22 +24,13 @@ TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 
 
 class Threshold(NamedTuple):
-    """Score threshold for predictions, and its quality on the images that were used to select it.
+    """Score threshold for predictions, and its quality on the images that were used to select it."""
 
-    Args:
-        value: Score threshold. Predictions with a higher score are returned.
-        quality: F1 of the returned predictions, or another quality measure named by `measure`.
-        nms: IoU threshold of non-maximum suppression (NMS): a box is removed if its IoU with a box of higher score
-            exceeds this value. None disables NMS.
-        measure: Name of the quality measure.
-        is_class_agnostic: Whether NMS also compares boxes of different classes.
-    """
-
-    value: float
-    quality: float
-    nms: float | None = None
+    value: float  # predictions with a higher score are returned
+    quality: float  # F1 of the returned predictions, or another quality measure named by `measure`
+    nms: float | None = None  # IoU threshold of non-maximum suppression (NMS) of boxes; None disables NMS
     measure: str = "F1"
-    is_class_agnostic: bool = False
+    is_class_agnostic: bool = False  # whether NMS also compares boxes of different classes
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
@@ -72,7 +63,8 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
     good = np.flatnonzero(f1 >= f1.max() * (1 - min(max(TOLERANCE, 0.5 / num_truths), MAX_TOLERANCE)))
     middle = good[len(good) // 2]
     value = number_between(lows[middle], highs[middle])
-    return Threshold(value, f1_at(values, hits, num_truths, value))
+    num_accepted = int((values > value).sum())
+    return Threshold(value, float(2 * hits[num_accepted - 1] / (num_accepted + num_truths)))
 
 
 def number_between(low: float, high: float) -> float:
@@ -85,15 +77,6 @@ def number_between(low: float, high: float) -> float:
         if low < np.float32(value) < high and low < value < high:
             return value
     return float(low)  # There is no float32 number between the scores.
-
-
-def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: float) -> float:
-    """Return the F1 of the predictions with a score above a threshold.
-
-    `scores` (N,) are in descending order. `hits` (N,) are the cumulative numbers of correct predictions.
-    """
-    count = int((scores > threshold).sum())
-    return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
 
 
 # Names of all scores for which lower values are better. Used to select the best checkpoint of a training run.
@@ -185,16 +168,12 @@ File = str | PathLike[str]
 class ImageResult(NamedTuple):
     """Prediction and loss of one image.
 
-    Args:
-        prediction: Prediction in the format that the metric expects.
-        loss: Loss of the image, or a tuple with the sum of each loss term over the image. 0 if the task has no loss
-            per image.
-        weight: Weight of the image, or a tuple with a weight per loss term, such as 1 or the number of objects. The
-            mean loss is the sum of `loss` over all images divided by the sum of `weight` over all images.
+    The mean loss is the sum of `loss` divided by the sum of `weight`, such as 1 or the number of objects, over all
+    images. Both can be tuples with a value for each loss term.
     """
 
-    prediction: Any
-    loss: float | tuple[float, ...] = 0.0
+    prediction: Any  # in the format that the metric expects
+    loss: float | tuple[float, ...] = 0.0  # 0 if the task has no loss per image
     weight: float | tuple[float, ...] = 1.0
 
 

@@ -122,11 +122,12 @@ class ClassificationMetric(LogitsMetric):
 
     def compute(self) -> dict[str, float]:
         """Return the scores of all images added so far."""
-        return image_classification_metrics(self._all())
+        logits, labels = self.tensors()
+        return image_classification_metrics(EvalPrediction(logits.numpy(), labels.numpy()))
 
     def losses(self, class_weights: Sequence[float] | None = None) -> np.ndarray:
         """Return the cross-entropy of each image, (M,) float64, multiplied by `class_weights[label]` if given."""
-        logits, labels = (torch.from_numpy(values) for values in self._all())
+        logits, labels = self.tensors()
         losses = F.cross_entropy(logits.double(), labels, reduction="none")
         return (losses if class_weights is None else losses * torch.tensor(class_weights)[labels]).numpy()
 
@@ -134,13 +135,9 @@ class ClassificationMetric(LogitsMetric):
         """Return the number of images for each pair of true class (row) and predicted class (column), (K, K) int64."""
         from sklearn.metrics import confusion_matrix  # Imported lazily: most training runs do not need scikit-learn
 
-        logits, labels = self._all()
-        counts: np.ndarray = confusion_matrix(labels, logits.argmax(axis=1), labels=range(len(self.names)))
+        logits, labels = self.tensors()
+        counts: np.ndarray = confusion_matrix(labels, logits.numpy().argmax(axis=1), labels=range(len(self.names)))
         return counts
-
-    def _all(self) -> EvalPrediction:
-        logits, labels = zip(*self.records, strict=True)
-        return EvalPrediction(np.stack(logits), np.array(labels))
 
 
 def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_labels: int) -> dict[str, float]:

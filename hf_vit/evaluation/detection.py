@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..extras import check_packages
+from ..model.task_object_detection import non_maximum_suppression
 from .base import StreamedMetric, Threshold, as_array, best_threshold, check_labels, check_same_size, mean_without_nan
 
 
@@ -138,16 +139,10 @@ class CocoMetric(StreamedMetric):
 
         answers = sorted(record["detections"], key=lambda entry: -entry["score"])
         if nms < 1:
-            labels = np.array([entry["category_id"] for entry in answers])
-            places = [entry[self.shape] for entry in answers]
-            repeats = np.asarray(overlaps.iou(places, places, [False] * len(places))).reshape(2 * [len(places)]) > nms
-            if not is_class_agnostic:
-                repeats &= labels[:, None] == labels
-            kept: list[int] = []
-            for number in range(len(places)):
-                if not repeats[number, kept].any():
-                    kept.append(number)
-            answers = [answers[number] for number in kept]
+            boxes = torch.tensor([entry["bbox"] for entry in answers], dtype=torch.float64).reshape(-1, 4)
+            boxes[:, 2:] += boxes[:, :2]  # from sizes to corners
+            labels = None if is_class_agnostic else torch.tensor([entry["category_id"] for entry in answers])
+            answers = [answers[number] for number in non_maximum_suppression(boxes, labels, nms)]
         results = []
         for label in {entry["category_id"] for entry in answers}:
             detections, objects = (

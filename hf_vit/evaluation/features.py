@@ -220,19 +220,19 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     Returns:
         Ranks (N,) for images and (T,) for texts, starting at 0.
     """
-    images, texts = images.double(), texts.double()
-    owners = torch.repeat_interleave(torch.arange(len(images)), counts)
-    of_images, of_texts = [], []
-    for rows in torch.arange(len(images)).split(max(1, MAX_COMPARED // len(texts))):
-        similarity = images[rows] @ texts.T  # (b, T)
-        is_own = rows[:, None] == owners
-        nearest = similarity.masked_fill(~is_own, -torch.inf).amax(dim=1, keepdim=True)
-        of_images.append((~(similarity < nearest - TIE) & ~is_own).sum(dim=1))
-    for rows in torch.arange(len(texts)).split(max(1, MAX_COMPARED // len(images))):
-        similarity = texts[rows] @ images.T  # (b, N)
-        own = similarity.gather(1, owners[rows, None])
-        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # minus 1 excludes the right image itself
-    return torch.cat(of_images), torch.cat(of_texts)
+    images, texts, numbers = images.double(), texts.double(), torch.arange(len(images))
+    owners = torch.repeat_interleave(numbers, counts)
+
+    def ranks(queries: Tensor, own: Tensor, candidates: Tensor, others: Tensor) -> Tensor:
+        found = []
+        for rows in torch.arange(len(queries)).split(max(1, MAX_COMPARED // len(candidates))):
+            similarity = queries[rows] @ candidates.T
+            is_right = own[rows, None] == others
+            nearest = similarity.masked_fill(~is_right, -torch.inf).amax(dim=1, keepdim=True)
+            found.append((~(similarity < nearest - TIE) & ~is_right).sum(dim=1))
+        return torch.cat(found)
+
+    return ranks(images, numbers, texts, owners), ranks(texts, owners, images, numbers)
 
 
 def random_retrieval_recall(counts: Sequence[int]) -> dict[str, float]:

@@ -164,12 +164,10 @@ class PanopticMetric(StreamedMetric):
     def compute(self) -> dict[str, float]:
         """Return `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
         classes = [self._class_scores(label) for label in range(len(self.names))]
+        kinds = {"pq_things": self.thing_ids, "pq_stuff": {*range(len(classes))} - self.thing_ids}
         return {
             **{name: mean_without_nan(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
-            "pq_things": mean_without_nan(classes[label]["pq"] for label in sorted(self.thing_ids)),
-            "pq_stuff": mean_without_nan(
-                scores["pq"] for label, scores in enumerate(classes) if label not in self.thing_ids
-            ),
+            **{name: mean_without_nan(classes[label]["pq"] for label in labels) for name, labels in kinds.items()},
         }
 
     def _class_scores(self, label: int) -> dict[str, float]:
