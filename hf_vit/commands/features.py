@@ -8,6 +8,8 @@ Examples:
 """
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,11 @@ def extract(*, report: Callable[[str], None], **options: Any) -> None:
         report: Function that receives progress messages.
         **options: Fields of `ExtractionArguments` by name.
     """
-    (args,) = build((ExtractionArguments,), with_recipe(options))
-    images = extract_features(args)
+    try:
+        (args,) = build((ExtractionArguments,), with_recipe(options))
+        images = extract_features(args)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     if PartialState().is_main_process:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
         report(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")

@@ -4,7 +4,7 @@ N is the number of images of all splits, D the size of a feature.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -76,9 +76,7 @@ def audit(
     if cleaned is not None and cleaned.exists():
         raise ValueError(f"{cleaned} exists. Choose a new folder for --write.")
     dense = open_dense(data, model, str(folder)) if model else None
-    splits = (
-        load_unlabeled_images([data], label_column_name=label_column_name) if dense is None else dense.loaded.splits
-    )
+    splits = dense.loaded.splits if dense else load_unlabeled_images([data], label_column_name=label_column_name)
     found = Audit(data, model, splits)
     facts = _check_images(found)
     options = {"batch_size": batch_size, "use_cpu": use_cpu}
@@ -88,14 +86,9 @@ def audit(
         check_dense_labels(found, dense, open_processes(use_cpu).device)
     elif features is not None:
         _check_classes(found, features, groups)
-    table = found.table()
-    _save(found, table, folder, report)
+    table = _save(found, folder, report)
     if cleaned is not None:
-        kept = found.kept()
-        write_cleaned(splits, kept, cleaned, () if dense is None else dense.loaded.names)
-        if not found.counts:
-            report(f"The list {cleaned} has no targets, because there are no class labels. For boxes, give a --model.")
-        report(f"Kept {int(kept.sum()):,} of {len(kept):,} images: {cleaned}")
+        _save_cleaned(found, cleaned, dense.loaded.names if dense else (), report)
     return table
 
 
@@ -186,7 +179,9 @@ def _check_classes(found: Audit, features: np.ndarray, groups: np.ndarray) -> No
     )
 
 
-def _save(found: Audit, table: Dataset, folder: Path, report: Callable[[str], None]) -> None:
+def _save(found: Audit, folder: Path, report: Callable[[str], None]) -> Dataset:
+    """Write the page and the table of an audit, report its results, and return the table."""
+    table = found.table()
     folder.mkdir(parents=True, exist_ok=True)
     write_page(found, folder / PAGE)
     table.to_parquet(str(folder / TABLE))
@@ -197,3 +192,12 @@ def _save(found: Audit, table: Dataset, folder: Path, report: Callable[[str], No
     for note in found.notes:
         report(note)
     report(f"Page and table: {folder / PAGE}, {folder / TABLE}")
+    return table
+
+
+def _save_cleaned(found: Audit, folder: Path, names: Sequence[str], report: Callable[[str], None]) -> None:
+    kept = found.kept()
+    write_cleaned(found.splits, kept, folder, names)
+    if not found.counts:
+        report(f"The list {folder} has no targets, because there are no class labels. For boxes, give a --model.")
+    report(f"Kept {int(kept.sum()):,} of {len(kept):,} images: {folder}")

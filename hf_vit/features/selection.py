@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from datasets import Dataset
 
 from ..data import load_unlabeled_images
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
@@ -159,16 +160,9 @@ def select(
         raise ValueError(f"budget={budget} exceeds the {len(readable):,} readable images of {pool}. Lower it.")
     chosen = readable[select_images(features[readable], budget, known, labels, seed)]
     rows = join_images(splits).select(chosen)
-    files = rows["file"][:]
-    tiles = [
-        draw_label_tile(open_picture(row["image"]), f"{rank}", Path(row["file"]).name)
-        for rank, row in enumerate(rows.select(range(min(budget, MAX_SHOWN))), start=1)
-    ]
-    arrange_pages(tiles)[0].save(folder / SHEET)
-    pd.DataFrame({"file_name": files, "label": ""}).to_csv(folder / LIST, index=False, lineterminator="\r\n")
-    record_outputs([folder / LIST, folder / SHEET])
+    _save(rows, folder)
     report(f"Selected {budget:,} of {len(features):,} images: {folder / LIST}, {folder / SHEET}")
-    return files
+    return rows["file"][:]
 
 
 def _labeled_features(data: str, model: str, folder: Path, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -180,3 +174,15 @@ def _labeled_features(data: str, model: str, folder: Path, options: dict[str, An
     features = extract_all(splits, data, model, folder, **options)
     is_known = (labels != NO_CLASS) & ~np.isnan(features).any(axis=1)
     return features[is_known], labels[is_known]
+
+
+def _save(rows: Dataset, folder: Path) -> None:
+    """Write the list of the selected images with an empty column of labels, and a picture of the first ones."""
+    shown = rows.select(range(min(len(rows), MAX_SHOWN)))
+    tiles = [
+        draw_label_tile(open_picture(row["image"]), f"{rank}", Path(row["file"]).name)
+        for rank, row in enumerate(shown, start=1)
+    ]
+    arrange_pages(tiles)[0].save(folder / SHEET)
+    pd.DataFrame({"file_name": rows["file"][:], "label": ""}).to_csv(folder / LIST, index=False, lineterminator="\r\n")
+    record_outputs([folder / LIST, folder / SHEET])
