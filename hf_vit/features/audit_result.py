@@ -152,7 +152,7 @@ def _section(audit: Audit, kind: str, root: str) -> dict[str, Any]:
 
 def _tile(audit: Audit, kind: str, number: int, root: str) -> dict[str, Any]:
     image = audit.images[number]
-    numbers = [number, image.copy_of] if "duplicate" in kind else [number]
+    numbers = [number] if "duplicate" not in kind or image.copy_of is None else [number, image.copy_of]
     images = [audit.images[n] for n in numbers]
     if kind == "wrong_label":
         text = f"{image.label} → {image.suggestion}"

@@ -60,12 +60,12 @@ def _facts_of(encoded: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, TypeError, ValueError) as error:
         return {"fault": str(error) or repr(error)}
     gray = picture.convert("L")
-    size = picture.height, picture.width, 3
+    brightness, size = np.asarray(gray), (picture.height, picture.width, 3)
     return {
         "fault": "",
         "shorter_side": min(gray.size),
-        "white": np.percentile(gray, 99),
-        "contrast": np.std(gray),
+        "white": np.percentile(brightness, 99),
+        "contrast": brightness.std(),
         "checksum": hashlib.sha256(str(size).encode() + picture.tobytes()).hexdigest(),
         "thumbnail": np.asarray(gray.resize((SIDE, SIDE), PILImage.Resampling.BOX)),
     }
