@@ -117,12 +117,12 @@ class ShardSettings:
                 differences = "; ".join(f"{name}: {then.get(name)} then, {now[name]} now" for name in changed)
                 raise ValueError(
                     f"{folder} contains {self.content} of {then['model']} on {then['dataset']} with other settings "
-                    f"({differences}). Resume with the same settings, or give another --output_dir."
+                    f"({differences}). Resume with the same settings, or set a different --output_dir."
                 )
             return
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
             raise ValueError(
-                f"{folder} contains {joined(others)}, which are not {self.content}. Give another --output_dir."
+                f"{folder} contains {joined(others)}, which are not {self.content}. Set a different --output_dir."
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")

@@ -45,8 +45,8 @@ AUTO_MAP = {
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task not in OTHER_CLASSES},
     **{auto_class: class_path(task) for task, auto_class in OTHER_CLASSES.items()},
-    # transformers' segmentation pipeline tries this Auto class first. For universal segmentation models,
-    # `HfViTConfig.save_pretrained` replaces the entry, and for multi-task models also "AutoModelForPreTraining".
+    # transformers' segmentation pipeline tries this Auto class first. `HfViTConfig.save_pretrained` replaces the entry
+    # for universal segmentation models, and "AutoModelForPreTraining" for multi-task models.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
 }
 FEATURES = "image-feature-extraction"  # pipeline task for models with any head
