@@ -142,9 +142,7 @@ def make_parameter_groups(
         for (scale, is_decayed, num_matrices), numbered in members.items()
     ]
     if use_muon and not any(group["num_matrices"] for group in groups):
-        raise ValueError(
-            f"use_muon=True requires trainable blocks, but {type(model).__name__} has none. Remove use_muon."
-        )
+        raise ValueError(f"use_muon=True requires trainable blocks. {type(model).__name__} has none. Remove use_muon.")
     return groups
 
 
