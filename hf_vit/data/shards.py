@@ -60,14 +60,16 @@ def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Settings that determine the rows of a folder. They are saved with the rows, so that rows are not mixed.
+    """Settings that determine the rows of a folder.
+
+    They are saved with the rows, so that rows with different settings are not mixed.
 
     Args:
         model: Name or path of the model.
         dataset: Names or paths of the images.
         weights: Hash of the model weights.
         image_processor: Hash of the image processor settings.
-        files: Hash of the images.
+        files: Hash of the image files.
         images: Number of images of each split.
         rows_per_shard: Number of images per file; the last file of a split may have fewer.
     """
@@ -115,12 +117,12 @@ class ShardSettings:
                 differences = "; ".join(f"{name}: {then.get(name)} then, {now[name]} now" for name in changed)
                 raise ValueError(
                     f"{folder} contains {self.content} of {then['model']} on {then['dataset']} with other settings "
-                    f"({differences}). Resume with the same settings, or give another --output_dir."
+                    f"({differences}). Resume with the same settings, or set a different --output_dir."
                 )
             return
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
             raise ValueError(
-                f"{folder} contains {joined(others)}, which are not {self.content}. Give another --output_dir."
+                f"{folder} contains {joined(others)}, which are not {self.content}. Set a different --output_dir."
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
@@ -131,7 +133,7 @@ def write_shard(file: Path, rows: Iterable[Mapping[str, Any]], columns: Features
 
     Args:
         file: Path of the file.
-        rows: Rows, each with a value or None for every column. They are written while they are iterated.
+        rows: Rows, each with a value or None for every column. They are written while they are read.
         columns: Names and types of the columns.
         batch_size: Number of rows held in memory.
     """

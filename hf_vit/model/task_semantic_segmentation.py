@@ -468,7 +468,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
     def join_tiles(self, parts: list[ModelInput], subtask: str | None = None, **_: Any) -> list[dict[str, Any]]:
         """Returns the segments of an image from the blended logits of its tiles."""
         if subtask not in (None, "panoptic", "semantic"):
-            raise ValueError(f"subtask={subtask!r} must be panoptic or semantic for an image with tiles.")
+            raise ValueError(f"subtask={subtask!r} must be panoptic or semantic if tile_size is set.")
         maps, places = [part.answer for part in parts], [part.place for part in parts]
         bands = blended_bands(maps, places, parts[0].size)
         if subtask == "semantic":
