@@ -91,8 +91,11 @@ class Panel:
             decoded = self.decode(photo)
             picture = Image.fromarray(as_picture(overlay(decoded, answer, self.predictor.pipe.model.config)))
             slider = {"value": (decoded.resize(picture.size), picture), "visible": True}
-        title = self.title(f"· {milliseconds:.0f} ms")
-        return [title, gr.update(**slider), self.describe(line), gr.update(**HIDDEN)]
+        if self.predictor.writer.pipeline == "multi-task":
+            text = "".join(f"<h4>{html.escape(name)}</h4>{self.describe(own)}" for name, own in line.items())
+        else:
+            text = self.describe(line)
+        return [self.title(f"· {milliseconds:.0f} ms"), gr.update(**slider), text, gr.update(**HIDDEN)]
 
     def describe(self, line: dict[str, Any]) -> str:
         """Return the legend and the scores of a prediction as HTML."""
