@@ -53,38 +53,25 @@ MAX_OVERLAY_SIDE = 1024  # Maximum side length of overlays in pixels.
 
 @dataclass(frozen=True)
 class Writer:
-    """Functions and options to convert and write the pipeline output for one image.
+    """Functions and options to convert and write the pipeline output for one image."""
 
-    Args:
-        pipeline: Task name of the pipeline in transformers.
-        describe: Function that returns the output as a JSON-compatible dictionary.
-        draw: Function that draws the output on the image, adds a caption, and returns the picture.
-        files: Maps file name suffixes to functions that write the output to a file.
-        scores: Function that returns all scores in the output.
-        options: Default values of the options of the pipeline call. None selects the default of the pipeline.
-        task_config: Field of `HfViTConfig` that contains the threshold selected in training; None without a threshold.
-        columns: Names and types of the entries of `describe` in parquet files.
-        overlay: Function that draws the output over the image, without caption and legend; None if the output has no
-            positions in the image.
-    """
-
-    pipeline: str
-    describe: Callable[[Any, Config], dict[str, Any]]
-    draw: Callable[[Image.Image, Any, Config, str], Image.Image]
+    pipeline: str  # task name of the pipeline in transformers
+    describe: Callable[[Any, Config], dict[str, Any]]  # returns the output as a JSON-compatible dictionary
+    draw: Callable[[Image.Image, Any, Config, str], Image.Image]  # returns a picture of the output with a caption
+    # Functions that write the output to a file, by the suffix of the file name
     files: Mapping[str, Callable[[Image.Image, Any, Config, Path], None]] = field(default_factory=dict)
-    scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    task_config: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]  # all scores
+    options: Mapping[str, Any] = field(default_factory=dict)  # call options; None means the default of the pipeline
+    task_config: str | None = None  # field of `HfViTConfig` with the threshold selected in training, if any
+    columns: Mapping[str, Any] = field(default_factory=dict)  # types of the entries of `describe` in parquet files
+    # Function that draws the output over the image, without caption and legend, if the output has positions
     overlay: Callable[[Image.Image, Any, Config], Picture] | None = None
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
-    """Return the writer for a model, or None if the model class is not supported.
+    """Return the writer for a model, given the content of its config.json, or None if its class is not supported.
 
-    Args:
-        config: Content of the model's config.json.
-        subtask: For segmentation models, "semantic" selects the writer for semantic segmentation.
+    For segmentation models, the subtask "semantic" selects the writer for semantic segmentation.
     """
     # timm config.json files have no "architectures". transformers loads timm checkpoints as classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
@@ -123,6 +110,7 @@ def join_writers(config: HfViTConfig) -> Writer:
             for ending, save in writer.files.items()
         },
         scores=lambda answer: [1.0],
+        columns={name: {**writer.columns} for name, writer in writers.items()},
     )
 
 
@@ -140,13 +128,12 @@ def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) ->
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
 
-def _label_of(line: Mapping[str, Any]) -> str:
-    return "no label" if line["label"] is None else f"{line['label']} ({line['score']:.3g})"
-
-
 def draw_label_below(image: Image.Image, line: Mapping[str, Any], caption: str) -> Image.Image:
     """Return the image with the label and score, or the text, of its printed line, and a caption below."""
-    text = line["caption"] if "caption" in line else _label_of(line)
+    if "caption" in line:
+        text = line["caption"]
+    else:
+        text = "no label" if line["label"] is None else f"{line['label']} ({line['score']:.3g})"
     return arrange_tiles([_fitted(image), draw_text(text, "black"), draw_text(caption)], columns=1, margin=0)
 
 

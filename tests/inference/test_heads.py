@@ -1,8 +1,11 @@
 """Test predictions, exported programs and serving of models with several heads."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +14,8 @@ from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTFo
 from hf_vit.commands.visualize import visualize
 from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
+from hf_vit.inference.serving.app import Limits
+from hf_vit.inference.serving.page import Panel
 from hf_vit.inference.serving.served_model import open_models
 from hf_vit.visualize.inspection import open_for_inspection
 
@@ -49,6 +54,9 @@ def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Pat
         assert picture.width > 2 * 50
     with pytest.raises(ValueError, match="tile_size=32 requires a model of hf_vit for object detection"):
         list(predict_files(str(workplace / "both"), [image], tile_size=32))
+    for name, advice in (("both", "Choose a --head, or remove it"), ("species", "Remove it")):
+        with pytest.raises(ValueError, match=rf"--threshold 0\.9 does not apply to .*\. {advice}"):
+            list(predict_files(str(workplace / name), [image], threshold=0.9))
 
 
 def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, tmp_path: Path) -> None:
@@ -92,3 +100,22 @@ def test_served_models_answer_with_all_heads(workplace: Path) -> None:
     assert "cannot be decoded" in bad["error"]
     (vector,) = served.embed([(workplace / "image.png").read_bytes()])
     assert len(vector) == small_config().hidden_size
+    with gr.Blocks(), served.threads["predictions"]:
+        *_, text, _ = Panel(served, Limits()).answer((workplace / "image.png").read_bytes())
+    parts = dict(re.findall(r"<h4>(\w+)</h4>(.*?)(?=<h4>|$)", text))
+    assert parts.keys() == {"rooms", "species"}
+    assert good["species"]["label"] in parts["species"]
+    assert f"{good['rooms']['max']:.2f} meters" in parts["rooms"]
+
+
+def test_parquet_files_hold_the_predictions_of_all_heads(workplace: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    images = [workplace / "image.png", tmp_path / "broken.png"]
+    (expected, _) = predict_files(str(workplace / "both"), images)
+    (shard,) = predict_files(str(workplace / "both"), images, output_dir=tmp_path / "shards", rows_per_shard=5)
+    good, bad = pq.read_table(shard["written"]).to_pylist()
+    assert good["species"]["label"] == expected["species"]["label"]
+    assert good["rooms"] == expected["rooms"]
+    assert good["rooms_depth_png"]["bytes"].startswith(b"\x89PNG")
+    assert bad["species"] is None
+    assert "cannot be read" in bad["error"]
