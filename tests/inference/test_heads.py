@@ -1,5 +1,6 @@
 """Test predictions, exported programs and serving of models with several heads."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
 from hf_vit.commands.visualize import visualize
+from hf_vit.inference.export import export_model
 from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
 from hf_vit.inference.serving.app import Limits
@@ -91,6 +93,13 @@ def test_exported_programs_name_the_outputs_of_each_head(workplace: Path) -> Non
     assert torch.equal(found["rooms_predicted_depth"], answers["rooms"].predicted_depth)
     assert torch.equal(found["species_logits"], answers["species"].logits)
     assert min_grid(model) == min_grid(HfViTForDepthEstimation.from_pretrained(workplace / "rooms"))
+
+
+def test_exported_folders_hold_the_labels_of_each_head(workplace: Path, tmp_path: Path) -> None:
+    export_model(workplace / "both", tmp_path / "torch", "torch")
+    labels = json.loads((tmp_path / "torch" / "labels.json").read_text())
+    assert labels["species"] == {str(number): f"LABEL_{number}" for number in range(small_config().num_labels)}
+    assert labels.keys() == {"rooms", "species"}
 
 
 def test_served_models_answer_with_all_heads(workplace: Path) -> None:

@@ -106,7 +106,8 @@ def write_companions(
 ) -> None:
     """Writes the files that accompany a program: config, labels, image processor, tokenizer, script and model card."""
     model.config.to_json_file(folder / "config.json")
-    labels = {} if isinstance(model, WITHOUT_LABELS) else model.config.id2label
+    of_heads = {name: model.config.for_head(name).id2label for name in model.config.heads}
+    labels = {} if isinstance(model, WITHOUT_LABELS) else of_heads or model.config.id2label
     (folder / "labels.json").write_text(json.dumps(labels, indent=2) + "\n", encoding="utf-8")
     image_processor = load_image_processor(source, **kwargs)
     image_processor.to_json_file(folder / "preprocessor_config.json")
