@@ -17,17 +17,8 @@ from transformers import PreTrainedConfig as Config
 from ..evaluation.depth import describe_depth
 from ..model.configuration_hf_vit import HfViTConfig
 from ..model.pipeline_hf_vit import CORNERS
+from ..visualize import dense
 from ..visualize.colors import IGNORED, apply_color_map, segmentation_palette, value_range
-from ..visualize.dense import (
-    DEPTH_COLORS,
-    INVERSE_DEPTH_COLORS,
-    draw_depth,
-    draw_panoptic,
-    draw_segmentation,
-    is_valid,
-    overlay_segmentation,
-    overlay_segments,
-)
 from ..visualize.figures import Picture, arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
@@ -190,10 +181,8 @@ def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], co
 def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
     """Return the image next to a colored overlay of its classes, with a legend."""
     picture = _fitted(image)
-    numbers = np.full((picture.height, picture.width), -1)
-    for number, part in by_class(parts, config):
-        numbers[_mask(part, picture)] = number
-    return _figure(caption, draw_segmentation, [picture], [numbers], None, labels_of(config))
+    numbers = _class_numbers(parts, picture, config)
+    return _figure(caption, dense.draw_segmentation, [picture], [numbers], None, labels_of(config))
 
 
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
@@ -201,19 +190,23 @@ def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, cap
     picture, found = _fitted(image), seen(parts)
     masks, labels = _masks_and_labels(found, picture, config)
     segments = {"masks": masks, "class_labels": labels, "scores": [part["score"] for part in found]}
-    return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
+    return _figure(caption, dense.draw_panoptic, [picture], [segments], None, labels_of(config))
 
 
 def overlay_parts(outlined: bool, image: Image.Image, parts: Sequence[Part], config: Config) -> Picture:
     """Return the image with the colors of its classes or, if `outlined`, of its segments with outlines."""
     picture, palette = _fitted(image, MAX_OVERLAY_SIDE), segmentation_palette(len(labels_of(config)))
-    masks, labels = _masks_and_labels(seen(parts), picture, config)
     if outlined:
-        return overlay_segments(picture, masks, labels, palette)
+        return dense.overlay_segments(picture, *_masks_and_labels(seen(parts), picture, config), palette)
+    return dense.overlay_segmentation(picture, _class_numbers(parts, picture, config), palette)
+
+
+def _class_numbers(parts: Sequence[Part], picture: Image.Image, config: Config) -> np.ndarray:
+    """Return the class number (H, W) of each pixel of a picture, or -1."""
     numbers = np.full((picture.height, picture.width), -1)
-    for mask, label in zip(masks, labels, strict=True):
-        numbers[mask] = label
-    return overlay_segmentation(picture, numbers, palette)
+    for number, part in by_class(parts, config):
+        numbers[_mask(part, picture)] = number
+    return numbers
 
 
 def _masks_and_labels(parts: Sequence[Part], picture: Image.Image, config: Config) -> tuple[np.ndarray, list[int]]:
@@ -252,13 +245,16 @@ def draw_depth_map(
     """Return the image next to a color bar and its depth map in colors, in which near pixels are bright."""
     picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
     values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
-    return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
+    return _figure(caption, dense.draw_depth, [picture], [values], None, relative=relative)
 
 
 def overlay_depth(image: Image.Image, answer: Any, config: Config, relative: bool = False) -> Picture:
     """Return the depth map in colors, in which near pixels are bright."""
     depth = answer["predicted_depth"].float().numpy()
-    valid, colors = (np.isfinite(depth), INVERSE_DEPTH_COLORS) if relative else (is_valid(depth), DEPTH_COLORS)
+    if relative:
+        valid, colors = np.isfinite(depth), dense.INVERSE_DEPTH_COLORS
+    else:
+        valid, colors = dense.is_valid(depth), dense.DEPTH_COLORS
     return apply_color_map(depth, valid, value_range(depth[valid]), colors)
 
 
