@@ -197,10 +197,9 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, head:
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     check_tiles(given["tile_size"], given["overlap"], str(name))
-    for option in ("threshold", "subtask"):
-        if given[option] is not None and option not in writer.options:
-            advice = "Choose a --head, or remove it." if writer.pipeline == "multi-task" else "Remove it."
-            raise ValueError(f"--{option} {given[option]} does not apply to {model}, a {name}. {advice}")
+    for option in ("threshold", "subtask") if writer.pipeline == "multi-task" else ():
+        if given[option] is not None:
+            raise ValueError(f"--{option} {given[option]} applies to a single head of {model}. Set --head.")
     own = writer.options if config.get("model_type") == "hf_vit" else {}
     if unknown := [option for option in given if option not in (*OPTIONS, *own)]:
         raise ValueError(f"{model}, a {name}, has no option {unknown[0]!r}. Remove it from --options.")

@@ -56,9 +56,8 @@ def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Pat
         assert picture.width > 2 * 50
     with pytest.raises(ValueError, match="tile_size=32 requires a model of hf_vit for object detection"):
         list(predict_files(str(workplace / "both"), [image], tile_size=32))
-    for name, advice in (("both", "Choose a --head, or remove it"), ("species", "Remove it")):
-        with pytest.raises(ValueError, match=rf"--threshold 0\.9 does not apply to .*\. {advice}"):
-            list(predict_files(str(workplace / name), [image], threshold=0.9))
+    with pytest.raises(ValueError, match=r"--threshold 0\.9 applies to a single head .* Set --head"):
+        list(predict_files(str(workplace / "both"), [image], threshold=0.9))
 
 
 def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, tmp_path: Path) -> None:
