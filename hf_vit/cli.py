@@ -32,9 +32,9 @@ COMMANDS = {
     "calibrate": "calibrate the scores of a saved model on held-out images",
     "predict": "predict labels, segments, depth, objects or keypoints of images",
     "search": "rank images by their similarity to a text",
-    "serve": "serve models over HTTP, with a page to try them",
-    "audit": "find wrong labels, copies and bad images of a dataset",
-    "select": "select the images to label next",
+    "serve": "serve models over HTTP, with a web page to try them",
+    "audit": "find wrong labels, duplicates and bad images in a dataset",
+    "select": "select images to label next",
     "features": "extract features of images, or evaluate extracted features",
     "visualize": "draw attention, saliency and features of a model on photos",
     "convert": "convert published checkpoints to hf_vit models and back",
@@ -61,8 +61,8 @@ Option = dict[str, Any]
 Page = dict[str, Any]
 
 
-def say(text: str) -> None:
-    """Print a text. A single write keeps the lines of several processes apart."""
+def print_text(text: str) -> None:
+    """Print a text with a single write, so that lines of several processes are not mixed."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -78,10 +78,10 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # class names may contain characters outside the encoding
     if words[0] in ("-h", "--help"):
-        say(help_page())
+        print_text(help_page())
         return
     if words[0] == "--version":
-        say(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
+        print_text(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
         return
     with exit_with_error_line():
         if words[0] not in COMMANDS:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
         except FileNotFoundError:  # The import of transformers fails if the working directory does not exist.
             sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
         if words[0] in table()["groups"] and words[1:2] in ([], ["-h"], ["--help"]):
-            say(table()["groups"][words[0]])
+            print_text(table()["groups"][words[0]])
             return
         name, rest = split_name(words)
         page, values = prepare(name, rest, description)
@@ -163,7 +163,7 @@ def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[P
         page = load_page(f"evaluate {task}") if task else merged(shared=is_help)
         values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
     if is_help:
-        say(page_text(name, page, description, has_all=help_wanted == "all"))
+        print_text(page_text(name, page, description, has_all=help_wanted == "all"))
         return None, {}
     check(page, values, unknown)
     return page, values
@@ -178,7 +178,7 @@ def run(page: Page, values: Mapping[str, Any]) -> None:
     module_name, _, name = page["call"].partition(":")
     function = getattr(import_module(module_name), name)
     with nullcontext() if page["recipe"] else exit_with_error_line():
-        function(**page.get("given", {}), **values, report=say)
+        function(**page.get("given", {}), **values, report=print_text)
 
 
 def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:

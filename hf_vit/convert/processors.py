@@ -214,7 +214,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
-        "keep_aspect_ratio": False,  # option of DPT image processors that would require height and width if true
+        "keep_aspect_ratio": False,  # If true, DPT image processors require height and width.
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,
@@ -222,7 +222,7 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # the scale of sliding windows is chosen after training
+        "window_scale": None,  # Training chooses the scale of sliding windows at its end.
         **more,
     }
     return HfViTImageProcessor.from_dict(options)

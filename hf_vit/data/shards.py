@@ -56,7 +56,10 @@ def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Settings that determine the rows of a folder. They are saved with the rows, so that rows are not mixed."""
+    """Settings that determine the rows of a folder.
+
+    They are saved with the rows, so that rows with different settings are not mixed.
+    """
 
     content: ClassVar[str]  # Plural noun for the rows, in error messages and in the name of the settings file
 
@@ -64,7 +67,7 @@ class ShardSettings:
     dataset: str  # names or paths of the images
     weights: str  # hash of the model weights
     image_processor: str  # hash of the image processor settings
-    files: str  # hash of the images
+    files: str  # hash of the image files
     images: dict[str, int]  # number of images of each split
     rows_per_shard: int  # number of images per file; the last file of a split may have fewer
 
@@ -93,12 +96,12 @@ class ShardSettings:
                 differences = "; ".join(f"{name}: {then.get(name)} then, {now[name]} now" for name in changed)
                 raise ValueError(
                     f"{folder} contains {self.content} of {then['model']} on {then['dataset']} with other settings "
-                    f"({differences}). Resume with the same settings, or give another --output_dir."
+                    f"({differences}). Resume with the same settings, or set a different --output_dir."
                 )
             return
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
             raise ValueError(
-                f"{folder} contains {joined(others)}, which are not {self.content}. Give another --output_dir."
+                f"{folder} contains {joined(others)}, which are not {self.content}. Set a different --output_dir."
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
@@ -107,7 +110,7 @@ class ShardSettings:
 def write_shard(file: Path, rows: Iterable[Mapping[str, Any]], columns: Features, batch_size: int) -> None:
     """Writes rows, with a value or None for each column, to a parquet file that has a temporary name until complete.
 
-    At most `batch_size` rows are held in memory.
+    Rows are written while they are read, and at most `batch_size` rows are held in memory.
     """
     unfinished = file.with_suffix(".part")
     with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=batch_size) as writer:

@@ -283,7 +283,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
         if "HfViTForMultiTask" in classes:
             self.auto_map["AutoModelForPreTraining"] = class_path("multi-task")
-            self.architectures = ["HfViTForMultiTask", *segmenters]  # the segmentation pipeline opens the second one
+            self.architectures = ["HfViTForMultiTask", *segmenters]  # segmentation pipelines open the second class
         self.__dict__.pop("custom_pipelines", None)  # the saved pipelines are outdated if the model class has changed
         if pipelines := pipelines_of(classes):
             self.custom_pipelines = copy.deepcopy(pipelines)
@@ -294,7 +294,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def heads(self) -> dict[str, dict[str, Any]]:
-        """Options of the heads of `HfViTForMultiTask` by name, see `HfViTMultiTaskConfig`; empty for other models."""
+        """Options of each head of `HfViTForMultiTask` by name (see `HfViTMultiTaskConfig`); empty for other models."""
         return HfViTMultiTaskConfig.of(self.multi_task_config).heads or {}
 
     def for_head(self, name: str) -> Self:
@@ -467,7 +467,7 @@ def model_classes(fields: dict[str, Any]) -> list[str]:
 
 
 def find_processor(fields: dict[str, Any], head: str | None, pipeline_task: str | None) -> dict[str, Any] | None:
-    """Returns the image processor options of a head of a multi-task model, or None if there are none.
+    """Returns the image processor options of a head of a multi-task model, or None if it has none.
 
     Args:
         fields: Content of config.json.

@@ -196,7 +196,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
         Files of transformers' image processors and timm's config.json are converted to the options of this class. If a
         file does not name its image processor, the `model_type` in config.json in the same folder decides; the default
-        is "vit". Of a multi-task model, the options of the head named by the argument `head` or used by a pipeline.
+        is "vit". For a multi-task model, the options belong to the head that `head` names or that the pipeline uses.
 
         Raises:
             OSError: If there is no file with image processor options, or a file with weights is given.

@@ -181,8 +181,8 @@ class HfViTModel(HfViTPreTrainedModel):
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
         """Returns the input (B, P + N, D) of the first block, and a `HfViTBlockRunner` for the blocks.
 
-        `kwargs` may contain `output_attentions`, as in `forward`. With `encoder_outputs`, see `run_backbone`, the
-        runner returns their hidden states instead of computing them again.
+        `kwargs` may contain `output_attentions`, as in `forward`. If `encoder_outputs` are given (see `run_backbone`),
+        the runner returns their hidden states instead of running the blocks.
         """
         grid = self.embeddings.patch_embeddings.grid(check_images(pixel_values))
         if encoder_outputs is None:

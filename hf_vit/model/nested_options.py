@@ -129,9 +129,9 @@ class HfViTMultiTaskConfig(HfViTTaskConfig):
     Args:
         heads: Options of each head by its name: `task`, the name of its task; `config`, the fields of `HfViTConfig`
             that belong to the head, such as `depth_config` and `id2label`; `processor`, the options of its image
-            processor; and `default`, whether single-task classes open it if there are several heads of the same task.
+            processor; and `default`, whether single-task classes open this head if several heads have the same task.
             Without a default, they open the first one. Heads are ordered by name.
-        learns_loss_weights: Whether the weights of the losses are learned, see `HfViTForMultiTask.forward`.
+        learns_loss_weights: Whether the weights of the losses are learned (see `HfViTForMultiTask.forward`).
     """
 
     heads: dict[str, dict[str, Any]] | None = None

@@ -116,7 +116,7 @@ class ModelInput:
         size: Height and width of the original image, or of the tile, in pixels.
         box: If the input is a crop, the box (4,) of the object as left, top, right and bottom in pixels.
         place: Row and column of the first pixel of a tile in the image.
-        is_tiled: Whether the input is a tile, or the whole of an image with tiles.
+        is_tiled: Whether the image is split into tiles. The input is then a tile or the whole image.
         answer: Result of the pipeline for this input.
         has_result: Whether `answer` is set.
     """
@@ -167,9 +167,10 @@ class BatchedImagePipeline(Pipeline):
         on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
         optimize: True, or a dictionary of options, to apply `optimize_for_inference` to the model. The model is
             optimized for one batch size, which becomes that of the pipeline; on a CPU, the default is 1.
-        tile_size: Height and width in pixels, or one number for both, of the tiles into which larger images are split,
-            for object detection, semantic segmentation and depth estimation. It can also be passed to a call.
-            `batch_size` then limits the number of tiles; a call with one image uses that of the pipeline.
+        tile_size: Height and width of tiles in pixels, or one number for both. Larger images are split into tiles, for
+            object detection, semantic segmentation and depth estimation. The argument can also be passed to a call. If
+            it is set, `batch_size` is the maximum number of tiles in a batch; a call with one image uses the
+            `batch_size` of the pipeline.
         overlap: Overlap of neighboring tiles as a share of their size, in [0, 1); 0.2 by default.
     """
 
@@ -248,7 +249,7 @@ class BatchedImagePipeline(Pipeline):
                 f"Omit {option}."
             )
         if "overlap" in preprocess_params and "tile_size" not in preprocess_params:
-            raise ValueError(f"overlap={preprocess_params['overlap']!r} needs tiles. Set tile_size.")
+            raise ValueError(f"overlap={preprocess_params['overlap']!r} requires tiles. Set tile_size.")
         return is_ours
 
     def _answers(
@@ -337,7 +338,7 @@ class BatchedImagePipeline(Pipeline):
 
     @property
     def joins_whole_image(self) -> bool:
-        """Whether `join_tiles` needs the result for the whole image before those for its tiles."""
+        """Whether `join_tiles` requires the result for the whole image, before the results for its tiles."""
         return False
 
     def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
@@ -349,7 +350,8 @@ class BatchedImagePipeline(Pipeline):
     ) -> list[ModelInput]:
         """Reads an image of any kind and returns its model inputs; called in background threads.
 
-        For an image that is larger than a tile, these are the tiles, after the whole image if `joins_whole_image`.
+        An image that is larger than a tile has one input per tile, after one for the whole image if
+        `joins_whole_image` is true.
         """
         pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
         whole = (pixels.shape[-2], pixels.shape[-1])
@@ -372,11 +374,11 @@ class BatchedImagePipeline(Pipeline):
         raise NotImplementedError
 
     def decode_tiles(self, outputs: Any, parts: list[ModelInput], *_: Any, **postprocess: Any) -> list[Any]:
-        """Returns the result for each tile of a batch, in the form that `join_tiles` needs."""
+        """Returns the result for each tile of a batch, in the format that `join_tiles` requires."""
         raise NotImplementedError
 
     def join_tiles(self, parts: list[ModelInput], *_: Any, **postprocess: Any) -> Any:
-        """Combines the results for the tiles of an image into a result as of `decode`, see `read_model_inputs`."""
+        """Combines the results for the inputs of an image with tiles into one result in the format of `decode`."""
         raise NotImplementedError
 
     def join_results(self, parts: list[ModelInput]) -> Any:

@@ -380,14 +380,14 @@ class HfViTPostProcessing:
                 images.
             target_sizes: Original height and width of each image in pixels, required only for images without boxes.
             threshold: Score above which a keypoint is returned. By default, all keypoints are returned.
-            error_scale: Factor of `expected_errors`, the mean distance of other positions in the heatmap, from the
-                calibration of the model. With 0, they are not returned.
+            error_scale: Factor from the calibration of the model that converts the mean distance of heatmap positions
+                from a keypoint to its expected error. If it is 0, expected errors are not returned.
 
         Returns:
             For each image, a list with one entry per box, or one for the whole image: `{"keypoints" (K, 2) float32,
-            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`, and "expected_errors" (K,) in pixels if
-            requested. Keypoints are x and y in pixels, with the center of pixel i at i. Labels are keypoint indices,
-            and boxes are left, top, right and bottom.
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`, and "expected_errors" (K,) in pixels
+            unless `error_scale` is 0. Keypoints are x and y in pixels, with the center of pixel i at i. Labels are
+            keypoint indices, and boxes are left, top, right and bottom.
 
         Raises:
             ValueError: If the outputs are of another model or do not match the boxes or sizes, or if `do_affine_crop`
@@ -407,7 +407,7 @@ class HfViTPostProcessing:
         labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
         found = {"keypoints": points, "scores": scores.float(), "labels": labels.expand_as(scores)}
         if error_scale:
-            pixel = (regions[:, 2:3] - regions[:, :1]) / (heatmaps.shape[-1] - 1)  # size of a heatmap pixel (., 1)
+            pixel = (regions[:, 2:3] - regions[:, :1]) / (heatmaps.shape[-1] - 1)  # width of a heatmap pixel (., 1)
             found["expected_errors"] = (error_scale * pixel * expected_distances(heatmaps, coordinates)).float()
         kept = torch.ones_like(scores, dtype=torch.bool) if threshold is None else scores > threshold
         objects = iter(range(len(points)))
@@ -422,7 +422,7 @@ class HfViTPostProcessing:
     def unpadded_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the last output in `fields`, names and numbers of dimensions, for each image without padding.
+        """Returns the last output in `fields`, which maps names to numbers of dimensions, for each unpadded image.
 
         Padding is determined by the mask or, without a mask, by the target sizes.
         """

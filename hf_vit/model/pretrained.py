@@ -67,8 +67,8 @@ def read_config(
 ) -> dict[str, Any]:
     """Returns the content of config.json, or `{}` for the path of a weight file; raises `OSError` if it is missing.
 
-    For a `head` of a multi-task model, these are the fields of the single-task model with this head. Raises
-    `ValueError` if there is no such head.
+    If `head` names a head of a multi-task model, the result is the configuration of the single-task model with this
+    head. Raises `ValueError` if there is no such head.
     """
     # `trust_remote_code` is not passed on, because transformers would warn that it has no effect.
     path = Path(name_or_path)
@@ -114,14 +114,16 @@ def plain_value(value: Any) -> Any:
 
 
 def find_head_of(model_class: type[PreTrainedModel], saved: dict[str, Any], wanted: str | None = None) -> str | None:
-    """Returns the name of the head of a multi-task model with the config.json `saved` that a class opens, if any.
+    """Returns the name of the head that `model_class` opens, given the config.json `saved` of a multi-task model.
+
+    The result is None if there is no such head.
 
     Raises:
         ValueError: if the head `wanted` does not exist or belongs to another class.
     """
     task = HEAD_CLASSES.get(model_class.__name__)
     if task is None and wanted is not None:
-        raise ValueError(f"{model_class.__name__} has no head of a single task. Leave out head={wanted!r}.")
+        raise ValueError(f"{model_class.__name__} cannot open a head of a multi-task model. Omit head={wanted!r}.")
     options = HfViTMultiTaskConfig.of(saved.get("multi_task_config"))
     return None if task is None else options.find_head(task, wanted)
 
@@ -315,11 +317,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     @property
     def calibration(self) -> HfViTCalibrationConfig:
-        """Values fitted on held-out images for this class of models; the defaults if there are none."""
+        """Calibration fitted on held-out images for this model class; default values if there is none."""
         return calibration_of(self)
 
     def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
-        """Returns calibrated logits (..., K), see `calibrate`; the same logits in training mode or if disabled."""
+        """Returns calibrated logits (..., K), see `calibrate`, or the given logits in training mode."""
         if self.training or self.config.calibration_config is None:
             return logits
         options = HfViTCalibrationConfig.of(self.config.calibration_config)
@@ -454,7 +456,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
         Every task model with a head on the backbone accepts `encoder_outputs`, the outputs of `HfViTModel` for the
         same images with `output_hidden_states=True`. It then runs only its head, so that several heads can share the
-        backbone. `kwargs` are arguments of `HfViTModel`, which has no effect on given outputs.
+        backbone. `kwargs` are arguments of `HfViTModel`. They do not change given outputs, except that hidden states
+        are returned only if requested.
         """
         if encoder_outputs is None:
             return self.base_model(pixel_values, return_dict=True, **kwargs)

@@ -45,8 +45,8 @@ AUTO_MAP = {
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task not in OTHER_CLASSES},
     **{auto_class: class_path(task) for task, auto_class in OTHER_CLASSES.items()},
-    # transformers' segmentation pipeline tries this Auto class first. For universal segmentation models,
-    # `HfViTConfig.save_pretrained` replaces the entry, and for multi-task models that of AutoModelForPreTraining.
+    # transformers' segmentation pipeline tries this Auto class first. `HfViTConfig.save_pretrained` replaces the entry
+    # for universal segmentation models, and "AutoModelForPreTraining" for multi-task models.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
 }
 FEATURES = "image-feature-extraction"  # pipeline task for models with any head
@@ -79,12 +79,12 @@ def list_tasks() -> list[str]:
 
 
 def pipelines_of(architectures: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Returns the entry of config.json that names the pipelines of a model with the heads of these classes."""
+    """Returns the entry of config.json that lists the pipelines of the given model classes."""
     return {task: entry for name in architectures for task, entry in CUSTOM_PIPELINES.get(name, {}).items()}
 
 
 def check_pipeline(name: str, architectures: list[str], task: str | None) -> None:
-    """Raises `ValueError` if a checkpoint with the heads of the classes `architectures` has none for `task`."""
+    """Raises `ValueError` if a checkpoint has no head for `task`, given the classes `architectures` of its heads."""
     # Without this check, transformers would use its own pipeline with an untrained head if hf_vit is not installed.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return

@@ -646,7 +646,7 @@ class HfViTTaskFields(PreTrainedConfig):
         contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
         caption_config: Options of `HfViTForImageTextToText`.
         multi_task_config: Heads of `HfViTForMultiTask`.
-        calibration_config: Calibration of the scores of the saved model, a `HfViTCalibrationConfig`.
+        calibration_config: Calibration of the scores, a `HfViTCalibrationConfig`.
     """
 
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None

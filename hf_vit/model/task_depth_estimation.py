@@ -389,7 +389,7 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
     @property
     def joins_whole_image(self) -> bool:
-        """Whether `join_tiles` needs the whole image: relative depth has another scale in each tile."""
+        """Whether `join_tiles` requires the whole image: True for relative depth, because its scale varies."""
         return HfViTDepthConfig.of(self.model.config.depth_config).depth_estimation_type == "relative"
 
     def decode(self, outputs: Any, parts: list[ModelInput]) -> list[dict[str, Any]]:
@@ -402,7 +402,7 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
         return [own["predicted_depth"] for own in found]
 
     def join_tiles(self, parts: list[ModelInput]) -> dict[str, Any]:
-        """Blends the depth maps of all tiles; relative depth is first fitted to that of the whole image."""
+        """Blends the depth maps of all tiles. Relative depth is first fitted to the depth map of the whole image."""
         if self.joins_whole_image:
             whole, *parts = parts
             for part in parts:
@@ -414,7 +414,7 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
 
 def _with_picture(depth: Tensor) -> dict[str, Any]:
-    """Returns a depth map (H, W) and a grayscale picture of it, as a depth estimation pipeline."""
+    """Returns a depth map (H, W) and a grayscale picture of it, in the format of a depth estimation pipeline."""
     low, high = depth.aminmax()
     # A constant depth map gives 0 / 0 = NaN, which becomes black.
     gray = ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)

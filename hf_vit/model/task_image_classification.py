@@ -229,15 +229,16 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
     """Image classification pipeline with batched image processing; see `BatchedImagePipeline`.
 
-    The following arguments, also of a call, require a model that was calibrated on held-out images.
+    The following arguments require a model that was calibrated on held-out images. They can also be passed to a call.
 
     Args:
-        coverage: Probability, in (0, 1), that the returned labels contain the correct one. The number of labels of an
-            image depends on the image, and replaces `top_k`.
+        coverage: Probability, in (0, 1), that the returned labels contain the correct one. The number of returned
+            labels then depends on the image, and `top_k` is ignored.
         set_method: "thr" (smallest sets on average) or "aps" (more even coverage of easy and hard images).
-        abstain_below: Score in (0, 1). If no label has this score, the result is an empty list.
+        abstain_below: Score in (0, 1). If no label reaches this score, the result is an empty list.
         similarity: True or "mahalanobis", or "knn", to add `similarity` to each label: the share of held-out images
-            that are at least as far from the training images. It is near 0 for images unlike those of training.
+            that are at least as far from the training images as this image. It is close to 0 for images that are
+            unlike the training images.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
@@ -257,7 +258,8 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
             raise ValueError(f"set_method={set_method!r} must be one of {', '.join(SET_METHODS)}.")
         if coverage is not None and self.model.config.problem_type not in (None, "single_label_classification"):
             raise ValueError(
-                f"coverage={coverage} requires one label per image, not {self.model.config.problem_type}."
+                f"coverage={coverage} requires one label per image, not {self.model.config.problem_type}. "
+                "Omit coverage."
             )
         kind = SIMILARITIES[0] if similarity is True else similarity or None
         if kind not in (None, *SIMILARITIES):
@@ -267,7 +269,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         return preprocess, forward | ({"similarity": kind} if kind else {}), postprocess | given
 
     def run_model(self, inputs: BatchFeature, *_: Any, similarity: str | None = None, **forward: Any) -> Any:
-        """Returns the outputs of the model or, for `similarity`, logits (B, K) and pooled vectors (B, D)."""
+        """Returns the outputs of the model or, if `similarity` is set, logits (B, K) and pooled features (B, D)."""
         if similarity is None:
             return super().run_model(inputs, **forward)
         if self.fast_model is not None:
@@ -301,7 +303,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
             thresholds = vars(options)[f"{set_method}_thresholds"]
             least = find_threshold("coverage", coverage, options.coverages, thresholds, is_least=True)
             kept = nonconformity(undo_calibration(outputs["logits"].float(), options), set_method) <= least
-            counts = kept.sum(dim=-1).tolist()  # the sets contain the most likely labels
+            counts = kept.sum(dim=-1).tolist()  # a set consists of the most likely labels
         alike: list[dict[str, float]] = [{}] * len(scores)
         if similarity is not None:
             self.training_features = self.training_features or TrainingFeatures.load(self.model.name_or_path)
@@ -311,7 +313,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
             [
                 {"label": config.id2label[label], "score": score, **own}
                 for label, score in zip(labels[:count], values[:count], strict=True)
-                if not values[0] < abstain_below  # NaN is reported by others
+                if not values[0] < abstain_below  # false for NaN, so invalid scores are returned
             ]
             for labels, values, count, own in zip(
                 found.indices.tolist(), found.values.tolist(), counts, alike, strict=True

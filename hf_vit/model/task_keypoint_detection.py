@@ -227,9 +227,9 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def expected_distances(heatmaps: Tensor, points: Tensor) -> Tensor:
-    """Returns the mean distance (B, K) of positions from `points` (B, K, 2), in heatmap pixels.
+    """Returns the weighted mean distance (B, K) of all heatmap positions from `points` (B, K, 2), in heatmap pixels.
 
-    The weights of the positions are the squared heatmaps (B, K, h', w').
+    The weights of the positions are the squared values of `heatmaps` (B, K, h', w').
     """
     height, width = (torch.arange(side, device=points.device, dtype=points.dtype) for side in heatmaps.shape[-2:])
     positions = torch.cartesian_prod(height, width).flip(-1)  # (h'·w', 2)
@@ -424,9 +424,9 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
 
         Returns:
             For each image a list with one entry per box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
-            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}` in pixels, with the center of pixel i at i. A model that
-            was calibrated on held-out images adds "expected_errors", the expected distance of each keypoint from its
-            true position. For a list of images, the result is a list, for a dataset or generator a lazy iterator.
+            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}` in pixels, with the center of pixel i at i. For a
+            calibrated model, "expected_errors" contains the expected distance of each keypoint from its true position.
+            For a list of images, the result is a list, for a dataset or generator a lazy iterator.
 
         Raises:
             OSError: If an image cannot be opened.
@@ -444,7 +444,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         overlap: Any = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         check_thresholds(threshold=threshold)
-        check_tiles(tile_size, overlap, type(self.model).__name__)  # raises if given: objects are cropped already
+        check_tiles(tile_size, overlap, type(self.model).__name__)  # raises an error: objects are cropped already
         preprocess = ({} if timeout is None else {"timeout": timeout}) | check_on_error(on_error)
         forward = {} if flip_test is None else {"flip_test": flip_test}
         return preprocess, forward, {} if threshold is None else {"threshold": threshold}

@@ -49,7 +49,7 @@ from .task_configurations import HfViTDetectionConfig
 NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # Minimum target probability of a matched query, even if its box has a low IoU.
-CUT_MARGIN = 0.01  # Maximum distance of a cut box from the border of its tile, as a share of the tile size.
+CUT_MARGIN = 0.01  # Maximum distance of an incomplete box from the border of its tile, as a share of the tile size.
 # Weight of the class cost in matching: as in DETR for cross-entropy, and as in later detectors for sigmoid losses.
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
@@ -182,16 +182,16 @@ def merge_tiles(
 ) -> dict[str, Tensor]:
     """Merges the objects in an image and in its tiles, in descending order of scores.
 
-    Of two boxes of a class whose IoU exceeds `nms_threshold`, 0.5 by default, the one with the lower score is removed.
-    A box that ends at a border between tiles may show only a part of an object. It is also removed if more than half
-    of it lies in a box of the same class with a higher score, such as that of the neighboring tile.
+    If the IoU of two boxes of the same class exceeds `nms_threshold`, the box with the lower score is removed. A box
+    that ends at a border between tiles may contain only a part of an object. It is also removed if more than half of
+    it lies in a box of the same class with a higher score, for example from the neighboring tile.
 
     Args:
         found: `scores` (N,), `labels` (N,) and `boxes` (N, 4) of the whole image and of each tile, with boxes as left,
             top, right and bottom in pixels of the image or tile.
         places: Row and column of the first pixel of the image, which is (0, 0), and of each tile.
         sizes: Height and width of the image and of each tile in pixels.
-        nms_threshold: IoU above which two boxes are duplicates.
+        nms_threshold: IoU above which two boxes are duplicates; 0.5 by default.
     """
     height, width = sizes[0]
     columns = []
@@ -210,7 +210,7 @@ def merge_tiles(
     for number in range(len(boxes)):
         if is_kept[number]:
             iou, _ = box_overlaps(boxes[number], boxes)
-            share = iou / (1 + iou) * (1 + areas[number] / areas)  # of each box that lies in this box
+            share = iou / (1 + iou) * (1 + areas[number] / areas)  # share of each box that lies in this box
             repeats = (iou > (0.5 if nms_threshold is None else nms_threshold)) | (is_cut & (share > 0.5))
             repeats[: number + 1] = False
             is_kept &= ~(repeats & (labels == labels[number]))
@@ -549,8 +549,9 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
     """Object detection pipeline with batched image processing, see `BatchedImagePipeline`.
 
     The default `threshold` is the one selected in the training run. `nms_threshold` enables non-maximum suppression,
-    see `post_process_object_detection`. Instead of `threshold`, `max_missed` is the expected share of the objects of
-    an image that may be missed (at an IoU of 0.5), for a model that was calibrated on held-out images.
+    see `post_process_object_detection`. For a model that was calibrated on held-out images, `max_missed` can be given
+    instead of `threshold`: the threshold is chosen so that the expected share of missed objects per image (at an IoU
+    of 0.5) does not exceed this value.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
@@ -558,7 +559,7 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
 
     @property
     def joins_whole_image(self) -> bool:
-        """Whether `join_tiles` needs the whole image: True, because large objects do not fit into a tile."""
+        """Whether `join_tiles` requires the whole image: True, because large objects do not fit into a tile."""
         return True
 
     def _sanitize_parameters(

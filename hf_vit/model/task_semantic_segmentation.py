@@ -410,8 +410,8 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
     """Image segmentation pipeline with batched image processing, for semantic and universal segmentation models.
 
-    The default `threshold` is the one selected in the training run; it applies to scores before the calibration of
-    universal segmentation. See `BatchedImagePipeline` for arguments.
+    The default `threshold` is the one selected in the training run. For universal segmentation, it applies to
+    uncalibrated scores. See `BatchedImagePipeline` for arguments.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
@@ -453,7 +453,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         of_instances = processor.post_process_instance_segmentation
         process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
         results, calibration = process(outputs, target_sizes=sizes, **options), self.model.calibration
-        if "masks_queries_logits" in outputs:  # the logits of semantic models are calibrated already
+        if "masks_queries_logits" in outputs:  # logits of semantic models are already calibrated
             for segment in (own for found in results for own in found["segments_info"]):
                 segment["score"] = calibrate_score(segment["score"], calibration)
         return [self._segments(**found) for found in results]
@@ -466,7 +466,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
     def join_tiles(self, parts: list[ModelInput], subtask: str | None = None, **_: Any) -> list[dict[str, Any]]:
         """Returns the segments of an image from the blended logits of its tiles."""
         if subtask not in (None, "panoptic", "semantic"):
-            raise ValueError(f"subtask={subtask!r} must be panoptic or semantic for an image with tiles.")
+            raise ValueError(f"subtask={subtask!r} must be panoptic or semantic if tile_size is set.")
         maps, places = [part.answer for part in parts], [part.place for part in parts]
         bands = blended_bands(maps, places, parts[0].size)
         if subtask == "semantic":

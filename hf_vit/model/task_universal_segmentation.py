@@ -94,7 +94,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         )
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
-        # "mask" halves the width at each doubling of the resolution; otherwise, this takes longer than the blocks.
+        # "mask" halves the width when it doubles the resolution. Otherwise, upscaling is slower than the blocks.
         halvings = [0 if is_inside else step for step in range(options.num_upscale_blocks + 1)]
         widths = [max(width // 2**step, min(width, LEAST_PIXEL_WIDTH)) for step in halvings]
         self.mask_embedding = make_mask_embedding(width, widths[-1])

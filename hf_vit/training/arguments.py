@@ -149,8 +149,8 @@ class TaskArguments(SourceArguments):
     )
     calibrate: bool = model_option(
         True,
-        "Calibrate scores, sets of classes and expected errors of keypoints on the validation images, if the scores "
-        "of test images are reported.",
+        "Calibrate scores, prediction sets and expected errors of keypoints on the validation images. Requires test "
+        "images, because scores are not reported on the images used for calibration.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`

@@ -108,12 +108,12 @@ class EvaluatorTrainer(HfViTTrainer):
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
     def calibrate(self, examples: TargetDataset) -> bool:
-        """Fit the calibration of the model on held-out images, and return whether the task has scores to calibrate.
+        """Fit the calibration of the model on held-out images, and return whether there are enough scores to fit it.
 
-        Training, losses and averaged weights are not changed.
+        The calibration does not affect training, losses and averaged weights.
         """
         config = self.plain_model.config
-        config.calibration_config, self._found_at_step = None, -1  # thresholds of other scores do not apply
+        config.calibration_config, self._found_at_step = None, -1  # discard thresholds of earlier scores
         with self.evaluating_with(self.evaluator):
             self.predict(examples, metric_key_prefix=CHOOSING)
         data, self._found_at_step = self.evaluator.calibration_data(), -1
@@ -157,7 +157,7 @@ class EvaluatorTrainer(HfViTTrainer):
 
     @contextmanager
     def averaged_threshold(self) -> Iterator[None]:
-        """Context manager that sets the threshold chosen for the averaged weights, if any, without calibration."""
+        """Context manager that sets the threshold of the averaged weights, if any, and disables the calibration."""
         with replaced(self.plain_model.config, calibration_config=None):
             if True not in self.thresholds:
                 yield

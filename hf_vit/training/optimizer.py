@@ -104,14 +104,14 @@ def make_parameter_groups(
             embeddings, the blocks and the heads (https://arxiv.org/abs/2106.08254).
         head_lr_multiplier: Factor of the learning rate of heads.
         use_muon: Whether the matrices of blocks are in separate groups for `Muon`.
-        lr_factors: Factors by prefix of parameter names: of heads instead of `head_lr_multiplier`, or of the backbone.
+        lr_factors: Learning rate factors by prefix of parameter names. For heads, they replace `head_lr_multiplier`.
 
     Returns:
         Groups with `params`, `lr`, `weight_decay`, the learning rate factor `lr_scale`, a readable `name`, and
         `num_matrices`, the number of matrices stacked in each parameter for Muon, 0 for AdamW.
 
     Raises:
-        ValueError: If the options need a backbone of this package or its blocks, which the model does not have.
+        ValueError: If an option requires a backbone of this package, or blocks to train, and the model has none.
     """
     backbone = find_backbone(model)
     if backbone is None and (layer_decay, head_lr_multiplier) != (1.0, 1.0):
@@ -142,7 +142,7 @@ def make_parameter_groups(
         for (scale, is_decayed, num_matrices), numbered in members.items()
     ]
     if use_muon and not any(group["num_matrices"] for group in groups):
-        raise ValueError(f"use_muon=True needs blocks to train, but {type(model).__name__} has none. Remove use_muon.")
+        raise ValueError(f"use_muon=True requires trainable blocks. {type(model).__name__} has none. Remove use_muon.")
     return groups
 
 

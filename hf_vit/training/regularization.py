@@ -302,7 +302,7 @@ class PatchDropout:
 def training_sampler(
     args: TrainingArguments, dataset: Any
 ) -> RepeatedAugmentationSampler | BalancedSampler | TaskSampler | None:
-    """Return the sampler for several tasks, repeated augmentation or balanced classes, None if none is requested."""
+    """Return the sampler for several tasks, repeated augmentation or balanced classes, or None for the default."""
     repeats = training_options_of(args).repeated_augmentations
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     if isinstance(dataset, MultiTaskDataset):

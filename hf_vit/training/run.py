@@ -134,7 +134,7 @@ def prepare(
     check_writable(Path(task.args.output_dir))
     stack.enter_context(lock_output_folder(task.args))
     report = report if task.args.process_index == 0 else lambda _: None
-    # The recipe of a multi-task model may contain only the data of its heads.
+    # The recipe of a multi-task model contains the data of its heads, so it does not disable default hyperparameters.
     has_recipe = values.get("recipe") is not None and task_class.pipeline != "multi-task"
     planner = Planner(task, given, report, has_recipe=has_recipe)
     checkpoint = checkpoint_to_resume(task.args)
@@ -369,7 +369,7 @@ def complete_evaluation(
 def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArguments]:
     """Return the task of the saved model to evaluate, and its arguments."""
     values = with_recipe(values)
-    task_class, head = find_task(values), values.pop("head", None)  # tasks also have an option `head`
+    task_class, head = find_task(values), values.pop("head", None)  # tasks have another `head`
     kinds = task_class.fields()
     own = options_of(EvaluationArguments)
     for name, option in options_of(kinds["options"]).items():

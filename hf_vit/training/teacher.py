@@ -144,7 +144,7 @@ class Teacher(nn.Module):
         self.name = name
         self.model = model.requires_grad_(False)
         if model.config.model_type == HfViTConfig.model_type:
-            model.config.calibration_config = None  # students learn the logits of the training loss
+            model.config.calibration_config = None  # distillation uses uncalibrated logits
         self.view = view
         self.eval()
 

@@ -1,8 +1,9 @@
 """Compare our pipeline and the stock pipeline behind `hf-vit serve`, under many clients over HTTP.
 
-The server runs in a process of its own on one core, and answers photos of mixed sizes from clients that each wait for
-an answer before the next request. `--soak_minutes` sends good and bad requests instead, and records the memory of the
-server: images in several formats, truncated files, decompression bombs, large bodies, slow clients and disconnects.
+The server runs in its own process on one core. Clients send photos of several sizes, and wait for the response before
+they send the next request. `--soak_minutes` runs a soak test instead, which sends valid and invalid requests and
+records the memory of the server: images in several formats, truncated files, decompression bombs, large bodies, slow
+clients and disconnects.
 """
 
 import asyncio
@@ -39,8 +40,8 @@ from .serving import PERCENTILES, open_and_answer
 OURS, OPTIMIZED, IN_BATCHES, ONE_BY_ONE = "ours", "ours, --optimize", "stock, in batches", "stock, one by one"
 SIZES = ((320, 240), (500, 375), (640, 427), (1024, 768), (1600, 1200))  # widths and heights of photos
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-EXPECTED = {200, 408, 413, 422, 429, 503}  # statuses of the soak that are no errors of the server
-TIMEOUT = 5.0  # time limit of the server in seconds during the soak
+EXPECTED = {200, 408, 413, 422, 429, 503}  # status codes in the soak test that are not server errors
+TIMEOUT = 5.0  # time limit of the server in seconds in the soak test
 
 
 @dataclass(kw_only=True)
@@ -54,12 +55,12 @@ class Arguments(RoundArguments):
     num_requests: int = field(default=256, metadata={"help": "number of requests per measurement"})
     batch_size: int = field(default=16, metadata={"help": "maximum number of images per batch"})
     core: int = field(default=0, metadata={"help": "number of the core that the server uses"})
-    soak_minutes: float = field(default=0.0, metadata={"help": "duration of the soak; 0 measures throughput instead"})
+    soak_minutes: float = field(default=0.0, metadata={"help": "duration of the soak test; 0 measures throughput"})
     rounds: int = 3
 
 
 def serve(args: Arguments, folder: str, channel: Connection) -> None:
-    """Serve one model with both of our pipelines and in both ways of the stock one; send the address to `channel`."""
+    """Serve one model with each kind of pipeline, or only ours in the soak test; send the address to `channel`."""
     os.sched_setaffinity(0, {args.core})
     torch.set_num_threads(1)
     from hf_vit.inference.serving import prepare_process
@@ -89,13 +90,13 @@ def serve(args: Arguments, folder: str, channel: Connection) -> None:
 
 
 def predict_by_stock(answer: Callable[[list[bytes]], Any], images: list[bytes]) -> list[tuple[dict[str, Any], Any]]:
-    """Return the predictions of the stock pipeline as our endpoint returns them."""
+    """Return the predictions of the stock pipeline in the format of our endpoint."""
     return [({**labels[0], "top_k": labels}, labels) for labels in answer(images)]
 
 
 @contextmanager
 def running(args: Arguments) -> Iterator[tuple[str, psutil.Process]]:
-    """Run the server, and return its address and process."""
+    """Context manager that runs the server and returns its address and process."""
     with TemporaryDirectory() as folder:
         config = HfViTConfig.from_preset(args.preset, image_size=args.image_size, num_labels=1000)
         HfViTForImageClassification(config).save_pretrained(folder)
@@ -134,7 +135,7 @@ async def send_all(
 
 
 def measure(args: Arguments) -> list[list[Any]]:
-    """Measure all ways in interleaved rounds, and return the rows of the table."""
+    """Measure all pipelines in interleaved rounds, and return the rows of the table."""
     photos = [photo for size in SIZES for photo in make_photos(size, count=4)]
     random.Random(0).shuffle(photos)
     names = (ONE_BY_ONE, IN_BATCHES, OURS, OPTIMIZED)
@@ -154,7 +155,7 @@ def measure(args: Arguments) -> list[list[Any]]:
     return rows
 
 
-# --- Soak
+# --- Soak test
 
 
 def encoded(photo: bytes, image_format: str) -> bytes:
@@ -174,7 +175,7 @@ def make_bomb(side: int) -> bytes:
 
 
 class Soak:
-    """Clients that send good and bad requests in random order, and count the statuses of each kind of request."""
+    """Clients that send valid and invalid requests in random order, and count the status codes of each kind."""
 
     def __init__(self, address: str) -> None:
         self.address, self.counts, self.random = address, Counter[tuple[str, str]](), random.Random(0)
@@ -184,7 +185,7 @@ class Soak:
         self.bad = [b"no image", b"", *(photo[: len(photo) // 3] for photo in self.good), make_bomb(9_000)]
 
     async def client(self, end: float) -> None:
-        """Send requests until a time."""
+        """Send requests until the time `end` of `time.monotonic`."""
         kinds: list[tuple[str, Callable[[httpx.AsyncClient], Awaitable[int]], int]] = [
             ("photo", lambda http: self.post(http, self.random.choice(self.good)), 12),
             ("embedding", lambda http: self.post(http, self.random.choice(self.good), "/v1/embeddings"), 3),
@@ -203,17 +204,17 @@ class Soak:
                 self.counts[name, status] += 1
 
     async def post(self, http: httpx.AsyncClient, image: bytes, route: str = "/v1/predict") -> int:
-        """Send an image and return the status."""
+        """Send an image and return the status code."""
         return (await http.post(route, files={"image": image})).status_code
 
     async def disconnect(self, http: httpx.AsyncClient) -> int:
-        """Send an image and disconnect before the answer."""
+        """Send an image and disconnect before the response."""
         with suppress(httpx.TimeoutException):
             await http.post("/v1/predict", files={"image": self.good[0]}, timeout=httpx.Timeout(60, read=0.02))
         return 200
 
     async def send_slowly(self, _: httpx.AsyncClient) -> int:
-        """Send the beginning of a request and return the status of the answer that comes after the time limit."""
+        """Send an incomplete request and return the status code of the response, which is sent at the time limit."""
         host, port = self.address.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
@@ -224,7 +225,7 @@ class Soak:
 
 
 async def soak(args: Arguments, address: str, server: psutil.Process) -> tuple[Counter[tuple[str, str]], list[float]]:
-    """Send requests for the duration of the soak. Return the statuses, and the memory in MiB, 30 times per run."""
+    """Run the soak test. Return the status codes, and the memory in MiB at 30 points in time."""
     clients, memory, step = Soak(address), list[float](), args.soak_minutes * 2
 
     async def watch() -> None:
@@ -239,7 +240,7 @@ async def soak(args: Arguments, address: str, server: psutil.Process) -> tuple[C
 
 
 def run_soak(args: Arguments) -> list[list[Any]]:
-    """Run the soak, print its log, and return the number of requests of each kind by status."""
+    """Run the soak test, print its log, and return the number of requests of each kind by status code."""
     with running(args) as (address, server):
         counts, memory = asyncio.run(soak(args, address, server))
         is_alive = httpx.get(f"{address}/health").status_code == 200
@@ -255,7 +256,7 @@ def run_soak(args: Arguments) -> list[list[Any]]:
 
 
 def main(args: Arguments) -> None:
-    """Measure throughput and latency, or run the soak."""
+    """Measure throughput and latency, or run the soak test."""
     run = describe_run(args, transformers)
     if args.soak_minutes:
         rows = run_soak(args)

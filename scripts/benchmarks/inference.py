@@ -58,7 +58,7 @@ class Arguments(StepArguments):
     )
     dtypes: list[str] = field(
         default_factory=lambda: ["float32", "bfloat16"],
-        metadata={"help": "precisions of uncompiled models; peers are compiled in the last one"},
+        metadata={"help": "precisions of uncompiled models; compiled peers use the last one"},
     )
     product: bool = field(default=False, metadata={"help": "also time the matrix products of the blocks in bfloat16"})
     rounds: int = field(default=9, metadata={"help": "number of rounds; each runs all candidates in random order"})

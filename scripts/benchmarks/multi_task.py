@@ -1,4 +1,4 @@
-"""Compare one pass of a model with four heads with one single-task model and with four of them, forward only."""
+"""Compare the forward pass of a model with four heads with those of one and of four single-task models."""
 
 import resource
 import subprocess
@@ -42,7 +42,7 @@ class Arguments(StepArguments):
 
     preset: str = field(default="small", metadata={"help": "size of the backbone"})
     batch_size: int = field(default=8, metadata={"help": "number of images"})
-    only: str = field(default="", metadata={"help": "run one, four or shared once, and print the peak memory"})
+    only: str = field(default="", metadata={"help": "run only one, four or shared, and print the peak memory"})
     folder: str = field(default="", metadata={"help": "folder of saved models for --only"})
 
 

@@ -64,7 +64,7 @@ def send_requests(answer: Callable[[bytes], Any], photos: list[bytes], args: Arg
 
 
 def serve(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Send all requests to a thread with dynamic batches; return the times as `send_requests` does."""
+    """Send all requests to a thread with dynamic batches, and return the result of `send_requests`."""
     with BatchThread(answer, args.batch_size) as thread:
         return send_requests(lambda photo: thread.submit([photo])[0].result(), photos, args)
 

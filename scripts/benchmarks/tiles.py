@@ -3,8 +3,8 @@
 A composite of 2,000 x 1,500 pixels consists of images with annotations in COCO format. In every second image, objects
 are reduced by `scale`, so that composites contain small and large objects.
 
-A detector needs training images of the same kind. `--write FOLDER` writes whole composites and random windows of
-composites of one split as a data set in COCO format, instead of comparing.
+A detector requires training images of the same kind. Instead of the comparison, `--write FOLDER` writes composites and
+random windows of composites of one split as a data set in COCO format.
 """
 
 import json
@@ -26,9 +26,9 @@ from .harness import print_header, print_row
 
 
 WIDTH, HEIGHT, COLUMNS, ROWS = 2000, 1500, 3, 3
-# Images per composite. COCO counts 100 detections per image and class, and blood cells have 11 objects of one class.
+# Images per composite. COCO metrics use at most 100 detections per image and class, and an image has about 11 cells.
 IMAGES_PER_COMPOSITE = 8
-WINDOW_WIDTHS, MIN_VISIBLE, WRITTEN_WIDTH = (300, 640), 0.3, 700  # of written training images
+WINDOW_WIDTHS, MIN_VISIBLE, WRITTEN_WIDTH = (300, 640), 0.3, 700  # of images created by `--write`
 SCORES = ("map", "map_50", "map_small", "map_medium", "map_large")
 
 
@@ -41,10 +41,12 @@ class Arguments:
 
     folder: str = field(metadata={"help": "folder with images/ and annotations.json"})
     model: str | None = field(default=None, metadata={"help": "folder of a detector"})
-    scale: float = field(default=0.3, metadata={"help": "scale of every second image; 1 keeps all at their size"})
+    scale: float = field(default=0.3, metadata={"help": "scale of every second image; 1 keeps its size"})
     tile_size: list[int] = field(default_factory=lambda: [300, 400], metadata={"help": "height and width of tiles"})
-    overlap: float = field(default=0.2, metadata={"help": "overlap of tiles"})
-    images: list[int] | None = field(default=None, metadata={"help": "first image and the one after the last"})
+    overlap: float = field(default=0.2, metadata={"help": "overlap of neighboring tiles as a share of their size"})
+    images: list[int] | None = field(
+        default=None, metadata={"help": "index of the first image, and index after the last"}
+    )
     write: str | None = field(default=None, metadata={"help": "folder of a data set to write, instead of comparing"})
     views: int = field(default=320, metadata={"help": "number of images to write"})
 

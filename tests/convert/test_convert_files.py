@@ -325,7 +325,7 @@ def test_lone_file_of_timm_opens_by_its_architecture(architecture, message, tmp_
 
 def test_missing_hyperparameters_raise_and_given_values_take_priority(tmp_path):
     file = save_plain(tmp_path, embed_dim=96, num_heads=4)
-    with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Pass num_attention_heads="):
+    with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Pass num_attention_heads\."):
         HfViTModel.from_pretrained(file)
     assert HfViTModel.from_pretrained(file, num_attention_heads=4).config.num_attention_heads == 4
     save_plain(tmp_path, num_heads=4)
@@ -453,7 +453,7 @@ def test_heads_of_published_widths():
 def test_an_unknown_width_needs_the_number_of_heads(tmp_path):
     (make, given), file = LONE_FILES["clip.pth"], tmp_path / "clip.pth"
     torch.save(make(), file)
-    with pytest.raises(ValueError, match=r"no published model has hidden_size=\d+\. Pass num_attention_heads="):
+    with pytest.raises(ValueError, match=r"no published model has hidden_size=\d+\. Pass num_attention_heads\."):
         HfViTModel.from_pretrained(file, hidden_act="gelu")
     assert HfViTModel.from_pretrained(file, **given).config.num_attention_heads == 4
 

@@ -81,7 +81,7 @@ def test_wrong_labels_rank_first_and_copies_do_not_support_each_other() -> None:
     suspicious = scores > LABEL_CUT
     assert (labels != truth)[suspicious].mean() > 0.8
     assert suspicious[wrong].mean() > 0.6
-    # Copies with the same label are one piece of evidence, not many: they are held out together.
+    # Copies are held out together, so that they do not confirm the label of each other.
     labels, groups = truth.copy(), np.arange(180)
     features[wrong], labels[wrong], groups[wrong] = 6 * np.eye(8)[7], 0, wrong[0]
     apart = out_of_sample_probabilities(features, labels, np.arange(180))[wrong, labels[wrong]].mean()
@@ -89,7 +89,7 @@ def test_wrong_labels_rank_first_and_copies_do_not_support_each_other() -> None:
     assert together < 0.7 * apart, (together, apart)
 
 
-def test_outliers_are_far_from_the_rest_and_copies_are_no_neighbors() -> None:
+def test_outliers_are_far_from_the_rest_and_copies_are_not_neighbors() -> None:
     random = np.random.default_rng(0)
     features = (random.normal(size=(100, 16)) * 0.1 + np.eye(4, 16)[np.arange(100) % 4]).astype(np.float32)
     features[10:18] = -3 * np.eye(1, 16, 9)

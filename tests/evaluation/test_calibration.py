@@ -65,7 +65,7 @@ def test_scores_of_detections_become_logits_with_their_hits() -> None:
     ]
 
 
-def test_calibration_scores_are_those_of_their_definitions() -> None:
+def test_calibration_scores_match_their_definitions() -> None:
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
     labels, p = torch.tensor([0, 0, 1, 0]), float(torch.tensor(2.0).sigmoid())
     scores = score_calibration(logits, labels)
@@ -87,14 +87,14 @@ def test_prediction_sets_cover_the_label(count: int) -> None:
     assert all(0.88 < np.mean(values) < 0.94 for values in found.values())
 
 
-def test_aps_sets_hold_the_most_likely_labels_up_to_the_threshold() -> None:
+def test_aps_sets_contain_the_most_likely_labels_up_to_the_threshold() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]]).log()
     assert (nonconformity(logits, "aps") <= 0.6).tolist() == [[True, True, False], [False, True, False]]
     assert (nonconformity(logits, "thr") <= 0.71).tolist() == [[True, True, False], [False, True, False]]
     assert (nonconformity(logits, "thr") <= 0).sum(dim=1).tolist() == [1, 1]  # never empty
 
 
-def test_values_out_of_the_stored_range_are_refused() -> None:
+def test_values_outside_the_stored_range_raise_an_error() -> None:
     found = fit_sets(*draw(20))
     known = found["coverages"], found["thr_thresholds"]
     assert max(found["coverages"]) == 0.95

@@ -107,7 +107,7 @@ def optimize_in(runtime: str, model: Any, monkeypatch: pytest.MonkeyPatch, **opt
         pytest.param("openvino", hf_vit.HfViTForUniversalSegmentation, "float32", 1e-4, marks=pytest.mark.nightly),
     ],
 )
-def test_other_runtimes_answer_as_the_model_does(
+def test_other_runtimes_return_the_outputs_of_the_model(
     runtime: str, kind: type, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxscript")
@@ -163,7 +163,7 @@ def test_a_slower_or_unequal_runtime_is_not_used(gain: float, reason: str, monke
     assert fast.report.best.name == "as given, float32"
 
 
-def test_a_missing_or_failing_runtime_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_failing_runtime_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise NotImplementedError("unknown operator")
 

@@ -195,7 +195,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
-def test_images_that_are_no_images_are_refused(data: bytes, message: str, client: TestClient) -> None:
+def test_invalid_images_are_rejected(data: bytes, message: str, client: TestClient) -> None:
     for route in ("/v1/predict", "/v1/embeddings"):
         response = client.post(route, files=files(data))
         assert (response.status_code, list(response.json())) == (422, ["error"])
@@ -213,7 +213,7 @@ def test_bombs_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPat
     assert "pixels" in str(find_image_error(bomb(5000, 5000), 1_000_000))
 
 
-def test_requests_that_are_invalid_get_a_sentence(client: TestClient, tmp_path: Path) -> None:
+def test_invalid_requests_return_an_error_message(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(PHOTOS[0])
     requests: list[tuple[int, str, dict[str, Any]]] = [
         (404, "/v1/predict", {"files": files(PHOTOS[0]), "data": {"model": "none"}}),
@@ -316,7 +316,7 @@ def test_the_token_is_required(models: list[ServedModel]) -> None:
         assert {client.get(route).status_code for route in ("/health", "/metrics", "/docs")} == {200}
 
 
-def test_a_terminated_server_finishes_what_runs(folder: Path, tmp_path: Path) -> None:
+def test_a_terminated_server_finishes_running_requests(folder: Path, tmp_path: Path) -> None:
     (said := tmp_path / "stdout").touch()
     words = ["serve", str(folder / "classes"), "--port", "0", "--batch_size", "1"]
     environment = offline({"PYTHONPATH": str(ROOT)})
@@ -339,7 +339,7 @@ def test_a_terminated_server_finishes_what_runs(folder: Path, tmp_path: Path) ->
         httpx.get(f"{address}/health")
 
 
-def test_a_space_holds_its_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_space_contains_its_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "classes" / "optimizer.pt").touch()
     cli.main(["serve", str(folder / "classes"), "user/name", "--space", str(tmp_path / "space")])
     assert "Wrote the Space" in capsys.readouterr().out
@@ -363,7 +363,7 @@ def test_a_space_holds_its_models(folder: Path, tmp_path: Path, capsys: pytest.C
         write_space([str(folder / "classes"), str(tmp_path / "classes")], tmp_path / "twice")
 
 
-def test_models_of_one_name_and_unknown_models_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_duplicate_and_unknown_models_raise_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Several models are named classes"):
         open_models([str(folder / "classes")] * 2, {})
     with pytest.raises(OSError, match="none"):

@@ -40,7 +40,7 @@ def serving(models: list[str]) -> Iterator[str]:
 
 @contextmanager
 def browser_page() -> Iterator[Page]:
-    """Return a page of a browser that sends the token "key" when it is asked."""
+    """Yield a browser page that sends the token "key" if the server requires it."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     # The paths of Chromium's sockets must be short, so its files are not in `tmp_path`.

@@ -274,7 +274,7 @@ def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     assert ((depth - labels).abs() / labels).mean() < 0.05
 
 
-@pytest.mark.nightly  # The next test trains the same model for objects.
+@pytest.mark.nightly  # The next test overfits the same model on segments of objects.
 def test_universal_model_overfits_semantic_maps() -> None:
     classes = [band.unique() for band in BANDS]
     masks = [(band == own[:, None, None]).float() for band, own in zip(BANDS, classes, strict=True)]

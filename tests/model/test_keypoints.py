@@ -126,10 +126,10 @@ def test_without_a_peak_decoding_returns_the_maximum() -> None:
     assert decode_heatmaps(torch.randn(2, 5, 32, 32))[0].isfinite().all()
 
 
-def test_expected_distances_are_those_of_squared_gaussians() -> None:
+def test_expected_distances_equal_those_of_squared_gaussians() -> None:
     heatmaps, _ = encode_keypoints(torch.tensor([[[20.0, 30.0, 2.0]]]).double(), (61, 41), (61, 41), sigma=4.0)
     here, there = (torch.tensor([[place]]).double() for place in ((20.0, 30.0), (20.0, 430.0)))
-    # The square has the standard deviation 4 / sqrt(2); the mean distance of a 2D Gaussian is sqrt(pi / 2) of it.
+    # The square has the standard deviation 4 / sqrt(2); the mean distance of a 2D Gaussian is sqrt(pi / 2) times it.
     assert expected_distances(heatmaps, here).item() == pytest.approx(4 * (np.pi / 4) ** 0.5, rel=3e-3)
     assert expected_distances(heatmaps, there).item() == pytest.approx(400, rel=1e-3)
     assert expected_distances(0 * heatmaps, here).item() == 0

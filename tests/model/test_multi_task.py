@@ -141,7 +141,7 @@ def test_default_heads_and_unknown_names(folder: Path, tmp_path: Path) -> None:
     assert hf_vit.HfViTForObjectDetection.from_pretrained(tmp_path).options.decoder == "deformable"
     with pytest.raises(ValueError, match=r"no head 'rooms' for object-detection.*tools \(object-detection\)"):
         hf_vit.HfViTForObjectDetection.from_pretrained(tmp_path, head="rooms")
-    with pytest.raises(ValueError, match="HfViTModel has no head of a single task"):
+    with pytest.raises(ValueError, match="HfViTModel cannot open a head of a multi-task model"):
         HfViTModel.from_pretrained(tmp_path, head="rooms")
     with pytest.raises(ValueError, match=r"There is no head \'room\'\. Heads of the model: cells, objects"):
         model(pixels(model.config), heads=["room"])
@@ -194,7 +194,7 @@ def test_losses_and_gradients_are_sums_over_heads(saved: HfViTForMultiTask) -> N
     model.float()
 
 
-def test_refusal_of_different_backbones_names_the_tensor(folder: Path, tmp_path: Path) -> None:
+def test_different_backbones_raise_an_error_that_names_the_tensor(folder: Path, tmp_path: Path) -> None:
     other = hf_vit.HfViTForDepthEstimation.from_pretrained(folder / "rooms")
     with torch.no_grad():
         other.model.encoder.layers[1].mlp.fc1.bias[0] += 1e-3
@@ -220,7 +220,7 @@ def test_refusal_of_different_backbones_names_the_tensor(folder: Path, tmp_path:
         HfViTForMultiTask(small_config("eva", multi_task_config=config.multi_task_config))
 
 
-def test_texts_of_a_contrastive_head(folder: Path) -> None:
+def test_contrastive_heads_compare_images_with_texts(folder: Path) -> None:
     backbone = HfViTModel.from_pretrained(folder / "backbone")
     contrastive = make_single("zero-shot-image-classification", {}, backbone)
     model = HfViTForMultiTask.from_heads(backbone, text=contrastive, rooms=folder / "rooms")

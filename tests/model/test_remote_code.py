@@ -258,7 +258,7 @@ for number, (name, auto_class) in enumerate(classes):
     assert type(model).__module__.startswith("transformers_modules"), type(model)
     torch.manual_seed(0)  # masks are drawn
     assert torch.equal(model(saved["images"])[0], saved[name])
-    # Each opens as its neighbors too, with a new head, be it of the same task.
+    # Each checkpoint also opens as the previous and the next class, with a new head.
     for other, auto_class in (classes[number], classes[number - 1], classes[(number + 1) % len(classes)]):
         options = saved["options"].get(other, {})
         opened, info = auto_class.from_pretrained(f"{folder}/{name}", output_loading_info=True, **options, **remote)

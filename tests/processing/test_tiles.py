@@ -98,14 +98,14 @@ def test_boxes_are_shifted_and_merged_by_class() -> None:
     assert len(merged(objects(), left, right, nms_threshold=0.7)) == 2
 
 
-def test_parts_of_objects_give_way_to_whole_objects() -> None:
+def test_whole_objects_replace_their_parts() -> None:
     # The box in the left tile ends at the border. The complete box in the right tile has an IoU of 0.38 with it.
     cut, complete = objects((0.3, 0, [75, 40, 100, 60])), objects((0.9, 0, [3, 40, 40, 60]))
     assert merged(objects(), cut, complete) == [(0.9, 0, [83, 40, 120, 60])]
     assert merged(objects(), cut, objects()) == [(0.3, 0, [75, 40, 100, 60])]
     complete["labels"] += 1
     assert len(merged(objects(), cut, complete)) == 2
-    # Two parts of one object give way to its box in the whole image.
+    # The box of an object in the whole image replaces two boxes of its parts.
     parts = objects((0.6, 0, [40, 0, 100, 30])), objects((0.5, 0, [0, 0, 50, 30]))
     assert merged(objects((0.7, 0, [40, 0, 160, 30])), *parts) == [(0.7, 0, [40, 0, 160, 30])]
     # Boxes at the border of the image are complete.
@@ -135,7 +135,7 @@ def test_relative_depth_is_fitted_to_the_whole_image() -> None:
 
 
 def depth_of_pixels(kind: str, pixel_values: Tensor, **_: Any) -> DepthEstimatorOutput:
-    """Return the first channel of the image; relative depth has another scale and shift in each image of a batch."""
+    """Return the first channel of the image; relative depth has a different scale and shift in each image."""
     depth = pixel_values[:, 0] + 3  # (B, h, w)
     factors = torch.arange(1, len(depth) + 1)[:, None, None]
     return DepthEstimatorOutput(predicted_depth=depth * factors + factors if kind == "relative" else depth)
@@ -145,7 +145,7 @@ def depth_of_pixels(kind: str, pixel_values: Tensor, **_: Any) -> DepthEstimator
 def test_depth_of_each_pixel(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hf_vit.HfViTForDepthEstimation(small_config(depth_config={"depth_estimation_type": kind})).eval()
     monkeypatch.setattr(model, "forward", partial(depth_of_pixels, kind))
-    ramp = np.arange(64, dtype=np.uint8)[None].repeat(48, axis=0)  # a linear image, which resizing keeps linear
+    ramp = np.arange(64, dtype=np.uint8)[None].repeat(48, axis=0)  # linear: resizing does not change it
     pipe = make_pipeline("depth-estimation", model)
     options: tuple[dict[str, Any], ...] = ({"tile_size": 32}, {})
     image = Image.fromarray(ramp).convert("RGB")
@@ -206,7 +206,7 @@ INVALID = {
     "tile_size='5' must be": {"tile_size": "5"},
     r"overlap=1 must lie in \[0, 1\)": {"tile_size": 5, "overlap": 1},
     "overlap=nan must lie": {"tile_size": 5, "overlap": float("nan")},
-    "overlap=0.1 needs tiles. Set tile_size": {"overlap": 0.1},
+    "overlap=0.1 requires tiles. Set tile_size": {"overlap": 0.1},
 }
 
 
@@ -216,7 +216,7 @@ def test_invalid_options_raise(message: str) -> None:
         make_pipeline("object-detection")(photo(40, 50), **INVALID[message])
 
 
-def test_other_models_have_no_tiles() -> None:
+def test_other_models_do_not_support_tiles() -> None:
     for task, name in (
         ("image-classification", "HfViTForImageClassification"),
         ("keypoint-detection", "HfViTForKeypointDetection"),

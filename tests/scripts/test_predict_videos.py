@@ -103,7 +103,9 @@ def test_a_classified_video_fills_tiles_and_a_labeled_video_needs_a_video(saved:
         hf_vit.predict(saved["classes"], tmp_path / "photo.png", picture=tmp_path / "other-labeled.mp4")
 
 
-def test_missing_torchcodec_is_named(saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchcodec_raises_an_error(
+    saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "film.mp4").touch()
     monkeypatch.setattr("hf_vit.extras.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"Reading the video .*film\.mp4 needs torchcodec. Install: .*\[fast\]"):
@@ -182,7 +184,7 @@ def test_shards_hold_the_lines_and_files_of_predictions(saved: dict[str, Path], 
     assert row["top_k"][0] == {"label": row["label"], "score": row["score"], "similarity": None}
 
 
-def test_interrupted_and_resumed_shards_are_those_of_one_run(
+def test_interrupted_and_resumed_shards_equal_those_of_one_run(
     saved: dict[str, Path], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"output_dir": tmp_path / "out", "rows_per_shard": 4, "batch_size": 2}

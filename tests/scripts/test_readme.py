@@ -226,7 +226,7 @@ def test_links_tasks_and_folders_exist() -> None:
     assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
 
 
-JOINING = ("hf_vit/model/task_multi_task.py", "hf_vit/training/tasks/multi_task.py")  # lists of all heads
+JOINING = ("hf_vit/model/task_multi_task.py", "hf_vit/training/tasks/multi_task.py")  # lists of all tasks
 APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu", *JOINING)
 
 

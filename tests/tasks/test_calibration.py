@@ -47,7 +47,7 @@ def trained(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(digits, tmp_path_factory.mktemp("trained") / "model")
 
 
-def test_training_calibrates_on_held_out_images_and_the_card_says_so(trained: Path, digits: Path) -> None:
+def test_training_calibrates_on_held_out_images_and_reports_it_in_the_card(trained: Path, digits: Path) -> None:
     options = json.loads((trained / "config.json").read_text())["calibration_config"]
     assert options["model_class"] == "HfViTForImageClassification"
     assert options["num_images"] == 100

@@ -171,7 +171,7 @@ def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_p
         ({"depth-estimation": {"data": "x", "decoder": "queries"}}, "Unknown option decoder"),
     ],
 )
-def test_mistakes_in_the_recipe_are_named(tasks: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_errors_in_the_recipe_are_reported(tasks: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         train(TASKS["multi-task"], {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)}, lambda _: None)
 

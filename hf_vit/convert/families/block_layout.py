@@ -170,10 +170,10 @@ def table_size(
 
 
 def infer_heads(width: int, published: Mapping[int, int], remedy: str) -> int:
-    """Returns the number of attention heads: 64 channels per head, unless `published` maps the width to a number.
+    """Returns the number of attention heads: the number in `published`, or one head per 64 channels.
 
     Raises:
-        ValueError: if the width is not a multiple of 64. The message ends with `remedy`.
+        ValueError: if the width is not in `published` and not a multiple of 64. The message ends with `remedy`.
     """
     if width % 64 and width not in published:
         raise ValueError(

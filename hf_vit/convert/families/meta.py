@@ -58,7 +58,7 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     """
     fields = shape_fields(shapes, wanted=given.get("image_size"))
     width = fields["hidden_size"]
-    number = given.get("num_attention_heads") or infer_heads(width, heads, "Pass num_attention_heads=.")
+    number = given.get("num_attention_heads") or infer_heads(width, heads, "Pass num_attention_heads.")
     is_decoded = "decoder_embed.weight" in shapes
     return {
         **fields,

@@ -111,7 +111,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
     image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))
-    heads = given.get("num_attention_heads") or infer_heads(width, HEADS, "Pass num_attention_heads=.")
+    heads = given.get("num_attention_heads") or infer_heads(width, HEADS, "Pass num_attention_heads.")
     return {
         "hidden_size": width,
         "num_attention_heads": heads,

@@ -1,4 +1,4 @@
-"""Training examples of several tasks, and the sampler that decides which task each training step belongs to."""
+"""Training examples of several tasks, and the sampler that assigns each training step to a task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class MultiTaskDataset(AugmentedDataset):
         return sum(map(len, self.parts.values()))
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
-        """Return `head`, the name of the task, and `example` for a key of `TaskSampler`."""
+        """Return the name of the task (`head`) and the augmented example (`example`) for a key of `TaskSampler`."""
         name, index, repeat = key
         return {"head": name, "example": self.parts[name][(index, repeat)]}
 
@@ -32,9 +32,9 @@ class MultiTaskDataset(AugmentedDataset):
 class TaskSampler(torch.utils.data.Sampler[Key]):
     """Sampler in which all examples of a training step belong to one task.
 
-    Each step goes to the task that is furthest behind its share, so that tasks alternate evenly. Each task passes
-    through its examples in a new random order again and again. The order depends only on the seed, the step size and
-    the epoch, so that a run with several processes and a resumed run see the same examples.
+    Each step is assigned to the task that is furthest behind its share, so that tasks alternate evenly. Each task
+    iterates over its examples repeatedly, in a new random order each time. The order depends only on the seed, the
+    step size and the epoch, so that a run with several processes and a resumed run use the same examples.
     """
 
     dataset: MultiTaskDataset
@@ -42,7 +42,7 @@ class TaskSampler(torch.utils.data.Sampler[Key]):
 
     @property
     def num_steps(self) -> int:
-        """Number of training steps of an epoch, in which as many examples are drawn as all tasks have together."""
+        """Number of training steps of an epoch: the number of examples of all tasks divided by the step size."""
         return max(1, len(self.dataset) // self.step_size)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class TaskSampler(torch.utils.data.Sampler[Key]):
         return max(done, key=lambda name: (step + 1) * shares[name] / total - done[name])
 
     def _examples(self, name: str, start: int) -> Iterator[Key]:
-        """Yield the keys of a step of a task, after `start` earlier examples of the task."""
+        """Yield the keys of the examples of one step of a task, after `start` earlier examples of this task."""
         count, task = len(self.dataset.parts[name]), [*self.dataset.parts].index(name)
         orders: dict[int, list[int]] = {}
         for number in range(start, start + self.step_size):

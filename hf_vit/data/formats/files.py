@@ -243,7 +243,7 @@ def _walk(place: Path, folder: Path, root: Path, seen: set[Path]) -> Iterator[Pa
         return
     seen.add(real)
     folders, names = set[str](), list[str]()
-    with suppress(OSError), os.scandir(place) as entries:  # a folder that cannot be opened counts as empty
+    with suppress(OSError), os.scandir(place) as entries:  # skip folders that cannot be opened
         for entry in entries:
             if not is_system(entry.name):
                 names.append(entry.name)

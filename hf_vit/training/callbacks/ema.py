@@ -138,7 +138,7 @@ class AverageWeights(StatefulCallback):
         # All processes iterate over the weights, because sharded weights are gathered from all of them.
         weights = {name: weight for name, weight in self.average.whole_weights() if is_writer}
         if is_writer:
-            config = self.average.model.config  # the calibration was fitted for the last weights
+            config = self.average.model.config  # not for averaged weights
             fitted, config.calibration_config = config.calibration_config, None
             self.average.model.save_pretrained(folder / AVERAGE_FOLDER, state_dict=weights)
             config.calibration_config = fitted

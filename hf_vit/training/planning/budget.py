@@ -202,7 +202,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
     """Return the seconds per image of an evaluation. The first batch, which allocates memory, is not timed.
 
-    The first head of a multi-task model stands for all heads.
+    For a multi-task model, only the first head is timed.
     """
     trainer = next(iter(trainer.parts.values()), trainer)
     examples = task.loaded.examples(evaluation_split(task.loaded.splits))

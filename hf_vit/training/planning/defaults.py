@@ -86,7 +86,7 @@ class TaskDefaults:
         stores: Number of last blocks of a published backbone that are trained if there is no GPU. The features of all
             other blocks, which are frozen, are stored. None trains all blocks.
         probes: Whether a new head on a saved backbone is initialized as a linear probe.
-        shares_head: Whether the options of `head` suit all kinds of heads of the task.
+        shares_head: Whether the options returned by `head` also apply if the user chooses another kind of head.
         enlarges: Whether images that are smaller than the chosen image size are upscaled.
         head: Function that returns the options of a new head by field of `HfViTConfig`, given the facts and the width
             of the model. Width None selects the default head.

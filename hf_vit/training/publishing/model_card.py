@@ -45,8 +45,8 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
-# The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
 CALIBRATION = "## Calibration"  # heading of a section
+# The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -153,8 +153,8 @@ def describe_calibration(scores: dict[str, tuple[float, float]]) -> str:
     return "\n".join(
         [
             f"{CALIBRATION}\n",
-            "The scores were calibrated on held-out images. Lower is better. The argument "
-            "`calibration_config={'enabled': False}` of `from_pretrained` disables it.\n",
+            "The scores were calibrated on held-out images. In the table, lower is better. To disable the "
+            "calibration, pass `calibration_config={'enabled': False}` to `from_pretrained`.\n",
             "| score | before | after |",
             "|---|---|---|",
             *rows,

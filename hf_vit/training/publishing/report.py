@@ -159,13 +159,14 @@ def score_split(
 
 
 def report_calibration(folder: Path, split: str, evaluator: BaseEvaluator, is_fitted: bool = False) -> dict[str, str]:
-    """Write the scores of a calibrated model on a split as JSON, and a picture. Return its file name by its caption.
+    """Write calibration scores of a model on a split as JSON and as a picture. Return its file name by its caption.
 
-    The scores are also stored in the evaluator. If the calibration was fitted on the split, it is cross-fitted.
+    The scores are also stored in `evaluator.calibration_scores`. If `is_fitted` is true, the calibration was fitted on
+    this split, and its scores are computed by cross-fitting.
     """
     options, data = evaluator.calibration, evaluator.calibration_data()
     evaluator.calibration_scores = {}
-    is_scored = not (evaluator.predicts_errors and is_fitted)  # one scale would equal the means of its own images
+    is_scored = not (evaluator.predicts_errors and is_fitted)  # a fitted scale equalizes the means
     if not (options.num_images and is_scored) or data is None or len(data[1]) < LEAST_FITTED:
         return {}
     if evaluator.predicts_errors:

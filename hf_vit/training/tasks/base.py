@@ -72,7 +72,7 @@ class EvaluationArguments(HfViTTrainingArguments):
     task: str | None = evaluation_option(
         None, "Task of the model, if its configuration names no model class for a task."
     )
-    head: str | None = evaluation_option(None, "Head of a multi-task model; by default that of the given task.")
+    head: str | None = evaluation_option(None, "Head of a multi-task model; by default the head of the given task.")
     split: str | None = evaluation_option(
         None,
         "Split to evaluate: test, validation (or, if the data has none, the training images that were held out) or "
@@ -447,11 +447,11 @@ class Task(ABC):
             self.complete_calibration(trainer)
 
     def complete_calibration(self, trainer: EvaluatorTrainer) -> None:  # noqa: B027  # Optional hook
-        """Add values that depend on calibrated scores, given a trainer that has just chosen the threshold."""
+        """Add calibration values that depend on calibrated scores, after the trainer has chosen the threshold."""
 
     @property
     def can_calibrate(self) -> bool:
-        """Whether scores are calibrated on validation images: the option is not disabled, and others are reported."""
+        """Whether scores are calibrated on validation images. This requires other images for the reported scores."""
         return self.has_scores and self.options.calibrate and {"validation", "test"} <= set(self.loaded.splits)
 
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
@@ -549,9 +549,9 @@ class Task(ABC):
         return scores
 
     def report(self, trainer: EvaluatorTrainer, **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
-        """Evaluate a trained model and write scores and pictures. Return the scores and the facts for the card.
+        """Evaluate a trained model and write scores and pictures. Return the scores and the content of the model card.
 
-        The facts are None on all processes except the first.
+        The content of the model card is None on all processes except the first.
         """
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)

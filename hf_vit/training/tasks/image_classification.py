@@ -117,7 +117,7 @@ class MultiLabelEvaluator(ClassificationEvaluator):
     has_sets = False
 
     def calibration_data(self) -> tuple[Tensor, Tensor] | None:
-        """Return the logits (M,) of all labels that are known, and the labels (M,)."""
+        """Return the logits (M,) of all known labels, and these labels (M,)."""
         logits, labels = self.metric.tensors()
         return logits[~labels.isnan()], labels[~labels.isnan()]
 
@@ -140,7 +140,7 @@ class RegressionEvaluator(MultiLabelEvaluator):
     parts, class_score = "values", "R2"
 
     def calibration_data(self) -> None:
-        """Return nothing, because values have no scores."""
+        """Return None, because regression has no scores to calibrate."""
 
 
 def check_finite(logits: Tensor) -> None:

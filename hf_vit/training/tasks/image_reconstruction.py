@@ -55,7 +55,7 @@ class ReconstructionArguments(UnlabeledArguments):
         *("latent_type", "latent_channels", "kl_weight", "num_latent_layers", "noise_std", "pixel_loss"),
         "feature_weight",
     )
-    max_knn_samples: ClassVar[int] = 0  # type: ignore[misc]  # not an option, because nearest neighbors are not evaluated
+    max_knn_samples: ClassVar[int] = 0  # type: ignore[misc]  # no option: there is no k-NN evaluation
 
     latent_type: str | None = model_option(
         None,
@@ -255,7 +255,7 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
         evaluator = replace(trainer.evaluator, linear=(mean, directions[:, -size:]))
         with trainer.evaluating_with(evaluator):
             metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
-        # The loss is left out, because it contains the KL divergence of the model's latents.
+        # The loss is excluded, because it contains the KL divergence of the model's latents.
         scores = {name: metrics[f"{split}_{name}"] for name in evaluator.metric.score_names}
         return f"PCA of patches, {size} numbers each", scores
 

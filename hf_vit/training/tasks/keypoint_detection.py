@@ -73,7 +73,7 @@ class KeypointEvaluator(Evaluator):
         ]
 
     def calibration_data(self) -> tuple[Tensor, Tensor]:
-        """Return the expected errors (N,) and the errors (N,) of labeled keypoints, relative to the object size."""
+        """Return the expected and the actual errors (N,) of labeled keypoints, relative to the object size."""
         records = self.metric.records
         expected, errors = (torch.tensor([record[name] for record in records]) for name in ("expected_nme", "nme"))
         is_known = ~(expected + errors).isnan()

@@ -86,7 +86,7 @@ class DetectionEvaluator(Evaluator):
         return float(classes), float(boxes)
 
     def calibration_data(self) -> tuple[Tensor, Tensor]:
-        """Return the logits (N,) of the scores of detections, and their hits (N,)."""
+        """Return the logits (N,) of the scores of detections, and whether each is correct (N,)."""
         return self.metric.score_logits()
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
@@ -248,7 +248,7 @@ print(len(result["boxes"]), "objects")""",
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def complete_calibration(self, trainer: EvaluatorTrainer) -> None:
-        """Add the score thresholds at which a given share of the objects is missed."""
+        """Add the score thresholds for given shares of missed objects."""
         processor, metric = trainer.evaluator.processor, trainer.evaluator.metric
         assert isinstance(metric, DetectionMetric)
         images = metric.all_matched(processor.nms_threshold or 1.0, bool(processor.class_agnostic_nms))

@@ -38,7 +38,7 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
-NUM_PIXELS = 200  # pixels of an image on which the temperature is fitted
+NUM_PIXELS = 200  # number of pixels per image for fitting the temperature
 MOST_COUNTED = 500  # maximum number of masks for computing class weights
 SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # candidate scales of images for sliding windows
 MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain of a larger scale: in mean IoU and in standard errors
@@ -71,11 +71,11 @@ class SemanticEvaluator(Evaluator):
     pixels: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)  # logits and labels of an image
 
     def prepare(self, trainer: Any) -> None:
-        """Forget the pixels of the last evaluation."""
+        """Discard the pixels of the previous evaluation."""
         self.pixels = []
 
     def calibration_data(self) -> tuple[Tensor, Tensor] | None:
-        """Return the logits (N, K) and the classes (N,) of a few pixels of each image, the same on all processes."""
+        """Return the logits (N, K) and the classes (N,) of some pixels of each image, identical on all processes."""
         if not self.pixels:
             return None
         logits, labels = zip(*self.pixels, strict=True)
@@ -87,7 +87,7 @@ class SemanticEvaluator(Evaluator):
         return super().compute(model)
 
     def collect_pixels(self, logits: Tensor, labels: Tensor) -> None:
-        """Keep the logits of a few pixels with a class, given logits (K, h, w) and labels (H, W) of an image."""
+        """Store logits and labels of some labeled pixels, given the logits (K, h, w) and labels (H, W) of an image."""
         places = torch.linspace(0, labels.numel() - 1, NUM_PIXELS, device=labels.device).long()
         places = places[labels.flatten()[places] != IGNORED_LABEL]
         resized = resize_logits(logits[None], labels.shape)[0].flatten(1)  # (K, H·W)

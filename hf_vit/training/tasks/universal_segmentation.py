@@ -102,7 +102,7 @@ class UniversalEvaluator(Evaluator):
         return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
 
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the logits (N,) of the scores of instances, and their hits (N,); None without countable classes."""
+        """Return the logits (N,) of the scores of instances, and whether each is correct (N,); None without things."""
         if INSTANCE not in self.metric.parts:
             return None
         logits, hits = self.metric.parts[INSTANCE].score_logits()
@@ -193,7 +193,8 @@ class UniversalArguments(MaskArguments):
 
     head: str | None = model_option(
         None,
-        "Head: queries, or mask for a frozen encoder.",
+        "Head: queries, or mask, which leaves the encoder unchanged. By default mask if the backbone is "
+        "frozen, otherwise queries. A saved model keeps its head.",
     )
     dataset_name: str = source_option(
         "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
@@ -242,12 +243,12 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head == "mask":  # features of all blocks are stored, because the head needs no trained block
+        if self.head == "mask":  # store the features of all blocks: the head requires no trained block
             self.defaults = replace(UNIVERSAL, stores=0)
 
     @property
     def head(self) -> str | None:
-        """The given head. If the whole backbone is frozen, the default is "mask", which adds trained blocks."""
+        """Kind of the head, if given. If the whole backbone is frozen, the default is "mask", which adds blocks."""
         is_frozen = self.args.trainable_blocks == 0
         return self.options.given_options().get("head", "mask" if is_frozen else None)
 

@@ -215,7 +215,7 @@ class ImageTextEvaluator(BaseEvaluator):
     scale: Tensor  # log of the inverse temperature of the last evaluated model
 
     def calibration_data(self) -> tuple[Tensor, Tensor]:
-        """Return the logits of each image (N,) and the first caption of every image, and the number of its own."""
+        """Return the logits (N, N) of images and the first caption of each image, and the indices (N,) of matches."""
         images, texts, counts = self.metric.embeddings()
         logits = self.scale.exp() * images @ texts[counts.cumsum(dim=0) - counts].T  # (N, N)
         return (calibrate(logits, self.calibration) if self.calibration.enabled else logits), torch.arange(len(images))
