@@ -145,14 +145,7 @@ def convert_published(
 ) -> None:
     """Convert a published checkpoint, compare its outputs, and save it with its image processor, code and card.
 
-    Args:
-        source: Folder, weights file, or name on the Hub.
-        output: New folder.
-        revision: Branch, tag or commit on the Hub.
-        given: Options of `convert` that change the model, by name.
-        skip_parity: Whether to skip the comparison of outputs.
-        write_anyway: Whether to write the model even if outputs differ.
-        report: Function that receives progress messages.
+    `given` are the options of `convert` that change the model. For the other arguments, see `convert`.
     """
     before, hub, fields = peak_memory(), {"revision": revision}, given.get("config_overrides", {})
     opened = conversion.open_source(source, given.get("architecture"), given.get("dataset_index"), **hub)

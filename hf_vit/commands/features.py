@@ -31,10 +31,6 @@ def extract(*, report: Callable[[str], None], **options: Any) -> None:
     """Extract features of images with a model and write them to parquet files.
 
     Usage: hf-vit features extract MODEL DATA [options]
-
-    Args:
-        report: Function that receives progress messages.
-        **options: Fields of `ExtractionArguments` by name.
     """
     try:
         (args,) = build((ExtractionArguments,), with_recipe(options))

@@ -34,8 +34,9 @@ from .visualize import visualize
 
 FILE = Path(__file__).with_name("options.json")
 TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
+Command = Callable[..., None]
 # Maps the function of each command to the options that can also be given as positional arguments
-WORDS: dict[Callable[..., None], tuple[str, ...]] = {
+WORDS: dict[Command, tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
     models.audit: ("data",),
@@ -75,15 +76,11 @@ def generate() -> str:
     options: dict[str, Option] = {}
     pages: dict[str, dict[str, Any]] = {}
 
-    def add(
-        name: str, function: Callable[..., None], words: Sequence[str], declared: Iterable[Option], **page: Any
-    ) -> None:
-        declared = list(declared)
+    def add(name: str, function: Command, words: Sequence[str], found: Iterator[Option], **page: Any) -> None:
+        declared = list(found)
         keys = [key_of(option, options) for option in declared]
-        groups = sorted(
-            dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]),
-            key=lambda title: title == LIBRARY_GROUP,  # the group of Trainer options comes last
-        )
+        groups = list(dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]))
+        groups.sort(key=LIBRARY_GROUP.__eq__)  # the group of Trainer options comes last
         call = f"{function.__module__}:{function.__name__}"
         start = {"call": call, "recipe": False, "text": command_text(function), "words": words}
         pages[name] = {**start, **page, "groups": groups, "options": keys}
@@ -93,8 +90,8 @@ def generate() -> str:
         page = {"text": describe(name), "given": {"task": name}, "recipe": True, "groups": TRAINING}
         has_data = name != "multi-task"  # its recipe contains the data of each head, and its heads are evaluated
         add(f"train {name}", models.train, ["dataset_name"] if has_data else [], training_options(task), **page)
-        page = {"recipe": True, "groups": EVALUATION}
         if has_data:
+            page = {"recipe": True, "groups": EVALUATION}
             add(f"evaluate {name}", models.evaluate, saved, evaluation_options(task), **page)
     declared = options_of_types([ExtractionArguments], EXTRACTION)
     add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
@@ -141,11 +138,7 @@ def as_text(sections: Mapping[str, Any]) -> str:
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """Return a Markdown page with a table of training options for each group.
-
-    Args:
-        content: The content of `options.json`.
-    """
+    """Return a Markdown page with a table of training options for each group, given the content of `options.json`."""
     pages = {name: content["pages"][f"train {name}"] for name in sorted(TASKS)}
     tasks: dict[str, list[str]] = {}
     for task, page in pages.items():
@@ -248,12 +241,8 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
     metadata = metadata_of(item)
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     group = metadata["group"] or group_title(kind, item.name)
-    found = {
-        "default": None if item.name in INSTALLATION_DEPENDENT else default,
-        "range": metadata["range"],
-        "group": group,
-    }
-    found |= {name: item.metadata[name] for name in ("const",) if name in item.metadata}
+    found = {"default": None if item.name in INSTALLATION_DEPENDENT else default, "range": metadata["range"]}
+    found |= {"group": group, "const": item.metadata.get("const")}
     found |= {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
     found["chosen"] = item.name in CHOSEN and group != LIBRARY_GROUP
     kinds = {"name": item.name, **kinds_of(annotation)}

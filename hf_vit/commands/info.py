@@ -63,10 +63,7 @@ def info(model: str | None = None, *, image: str | None = None, report: Callable
 
 
 def stage_table(content: dict[str, Any], image: str) -> list[str]:
-    """Return the lines of a table with all stages of a model.
-
-    `content` is the content of the model's config.json, and `image` is the image size, such as "224x160".
-    """
+    """Return the lines of a table with all stages of a model, given its config.json and an image size."""
     if content.get("model_type") != "hf_vit":
         raise ValueError(
             f"--image {image} requires an hf_vit model. Convert the model first: hf-vit convert SOURCE OUTPUT"
@@ -138,12 +135,7 @@ def accelerators() -> list[str]:
 
 
 def describe_model(name_or_path: str) -> Iterator[str]:
-    """Yield lines with the architecture, task, size, classes and scores of a model.
-
-    Raises:
-        OSError: if the model does not exist.
-        ValueError: if the model cannot be opened.
-    """
+    """Yield lines with the architecture, task, size, classes and scores of a model."""
     content = read_config(name_or_path)
     architecture = (content.get("architectures") or ["unknown architecture"])[0]
     yield f"{name_or_path}: {architecture} ({content.get('model_type', 'no type')})"

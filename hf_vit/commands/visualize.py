@@ -133,16 +133,13 @@ PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "patches": _draw_patches,
     "words": _draw_words,
 }
-# Maps each kind of picture that shows all photos together to the function that draws it
-JOINT_DRAWINGS: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
-PREDICTIONS = "predictions"
-KINDS = (*PHOTO_DRAWINGS, *JOINT_DRAWINGS, PREDICTIONS)
+KINDS = (*PHOTO_DRAWINGS, "pca", "predictions")
 
 
 def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
     """Return the kinds of pictures that can be drawn for a model and a text."""
     missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
-    missing |= set() if isinstance(model, HfViTForMultiTask) else {PREDICTIONS}
+    missing |= set() if isinstance(model, HfViTForMultiTask) else {"predictions"}
     missing |= {"words"} if text is None else set()
     missing |= {"positions"} if model.base_model.embeddings.position_embeddings is None else set()
     return [kind for kind in KINDS if kind not in missing]
@@ -189,14 +186,14 @@ def visualize(
     opened, processor = open_for_inspection(model, image_size, head)
     words = {} if text is None else encode_words(opened, model, text)
     inspections = [Inspection(opened, processor, open_image(file), point or (), class_name, words) for file in files]
+    joint: dict[str, Callable[[Path], object]] = {
+        "pca": partial(_draw_pca, inspections),
+        "predictions": lambda file: list(predict_files(model, files, picture=file, head=head, overwrite=True)),
+    }
     drawn: dict[Path, Callable[[Path], object]] = {}
     for kind in kinds or kinds_of(opened, text):
-        if kind == PREDICTIONS:
-            sheet = output_dir / f"{kind}.png"
-            drawn[sheet] = lambda file: list(predict_files(model, files, picture=file, head=head, overwrite=True))
-            continue
-        if kind in JOINT_DRAWINGS:
-            drawn[output_dir / f"{kind}.png"] = partial(JOINT_DRAWINGS[kind], inspections)
+        if kind in joint:
+            drawn[output_dir / f"{kind}.png"] = joint[kind]
             continue
         for inspection, name in zip(inspections, name_outputs(files), strict=True):
             drawn[output_dir / f"{name}_{kind}.png"] = partial(PHOTO_DRAWINGS[kind], inspection)

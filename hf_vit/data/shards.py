@@ -25,15 +25,11 @@ PLACES = ("model", "dataset")  # Settings that are paths. Rows do not depend on 
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of images of a split, and the file for their rows.
-
-    The range is from `start` to `stop` - 1. The file has the number `number` (from 0) among the `count` files of the
-    split.
-    """
+    """The images `start` to `stop` - 1 of a split, and the file for their rows."""
 
     split: str
-    number: int
-    count: int
+    number: int  # number of the file, from 0
+    count: int  # number of files of the split
     start: int
     stop: int
 
@@ -63,26 +59,17 @@ class ShardSettings:
     """Settings that determine the rows of a folder.
 
     They are saved with the rows, so that rows with different settings are not mixed.
-
-    Args:
-        model: Name or path of the model.
-        dataset: Names or paths of the images.
-        weights: Hash of the model weights.
-        image_processor: Hash of the image processor settings.
-        files: Hash of the image files.
-        images: Number of images of each split.
-        rows_per_shard: Number of images per file; the last file of a split may have fewer.
     """
 
     content: ClassVar[str]  # Plural noun for the rows, in error messages and in the name of the settings file
 
-    model: str
-    dataset: str
-    weights: str
-    image_processor: str
-    files: str
-    images: dict[str, int]
-    rows_per_shard: int
+    model: str  # name or path of the model
+    dataset: str  # names or paths of the images
+    weights: str  # hash of the model weights
+    image_processor: str  # hash of the image processor settings
+    files: str  # hash of the image files
+    images: dict[str, int]  # number of images of each split
+    rows_per_shard: int  # number of images per file; the last file of a split may have fewer
 
     @classmethod
     def file_name(cls) -> str:
@@ -90,17 +77,9 @@ class ShardSettings:
         return f"{cls.content}.json"
 
     def start(self, folder: Path, state: PartialState) -> list[Shard]:
-        """Writes the settings to a folder, unless it contains equal settings, and returns the shards to be written.
+        """Writes the settings to a folder, and returns the missing shards that this process must write.
 
-        Args:
-            folder: Output folder.
-            state: State of the processes. Missing shards are distributed among them.
-
-        Returns:
-            The missing shards that this process must write.
-
-        Raises:
-            ValueError: if the folder contains rows with other settings, or files that are not rows.
+        Raises `ValueError` if the folder contains rows with other settings, or files that are not rows.
         """
         with state.main_process_first():
             self._check_or_save(folder)
@@ -129,13 +108,9 @@ class ShardSettings:
 
 
 def write_shard(file: Path, rows: Iterable[Mapping[str, Any]], columns: Features, batch_size: int) -> None:
-    """Writes rows to a parquet file, which has a temporary name until it is complete.
+    """Writes rows, with a value or None for each column, to a parquet file that has a temporary name until complete.
 
-    Args:
-        file: Path of the file.
-        rows: Rows, each with a value or None for every column. They are written while they are read.
-        columns: Names and types of the columns.
-        batch_size: Number of rows held in memory.
+    Rows are written while they are read, and at most `batch_size` rows are held in memory.
     """
     unfinished = file.with_suffix(".part")
     with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=batch_size) as writer:

@@ -36,27 +36,18 @@ class FlatOutputs(nn.Module):
         return list(pytree.tree_leaves(self.model(pixel_values=pixel_values)))
 
 
-def check_compiler() -> None:
-    """Raises `CompilationError` if there is no C++ compiler."""
-    from torch._inductor import config
-
-    name = config.cpp.cxx[-1]
-    if shutil.which(name) is None:
-        raise CompilationError(f"no C++ compiler found: {name} is missing. Install it, or set CXX")
-
-
 def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callable[[Tensor], list[Tensor]]:
-    """Compiles a model that returns a list of tensors for images (B, C, H, W) of one shape and dtype.
+    """Compiles a model that returns a list of tensors, on the CPU, for images of the shape and dtype of `images`.
 
-    Args:
-        model: Model in evaluation mode, on the CPU.
-        images: Example images. The compiled program requires their shape and dtype, which it does not check.
-        max_seconds: Time limit of the compilation.
+    The compiled program does not check the shape and dtype.
 
     Raises:
-        CompilationError: if the model cannot be exported or compiled within the time limit.
+        CompilationError: if the model cannot be exported or compiled within the time limit, or there is no compiler.
     """
-    check_compiler()
+    from torch._inductor import config
+
+    if shutil.which(compiler := config.cpp.cxx[-1]) is None:
+        raise CompilationError(f"no C++ compiler found: {compiler} is missing. Install it, or set CXX")
     with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
         exported, package = Path(folder) / "exported.pt2", Path(folder) / "compiled.pt2"
         try:
@@ -75,9 +66,9 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, errors = process.communicate(timeout=max(max_seconds, 0))
+        _, errors = process.communicate(timeout=max_seconds)
     except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"compilation exceeded max_seconds, of which {max_seconds:.0f} s were left") from error
+        raise CompilationError(f"compilation exceeded max_seconds={max_seconds:g}") from error
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):

@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
 from statistics import median
@@ -41,36 +41,22 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class Trial:
-    """Measurement of one variant of a model.
+    """Measurement of one variant of a model."""
 
-    Args:
-        name: Description of the variant.
-        seconds: Median time per batch in seconds; None if the variant was not timed.
-        ratio: Speedup compared with the original model: the product of the speedups over the best variant so far.
-        difference: Largest difference from the outputs of the original model, relative to the largest value.
-        kept: Whether the variant was faster than all previous ones and its outputs were within the tolerance.
-        note: Reason why the variant was rejected, or a remark.
-    """
-
-    name: str
-    seconds: float | None
-    ratio: float | None
-    difference: float | None
-    kept: bool
-    note: str = ""
+    name: str  # description of the variant
+    seconds: float | None = None  # median time per batch; None if the variant was not timed
+    ratio: float | None = None  # speedup compared with the original model: the product of all speedups so far
+    difference: float | None = None  # largest difference from the original outputs, relative to the largest value
+    kept: bool = False  # whether the variant was the fastest so far and its outputs were within the tolerance
+    note: str = ""  # reason why the variant was rejected, or a remark
 
 
 @dataclass
 class OptimizationReport:
-    """Measurements of all variants that `optimize_for_inference` tried. `str(report)` is a Markdown table.
+    """Measurements of all variants that `optimize_for_inference` tried. `str(report)` is a Markdown table."""
 
-    Args:
-        shape: Shape (B, C, H, W) of the images used for timing.
-        trials: Measurements in the order in which the variants were tried, starting with the original model.
-    """
-
-    shape: tuple[int, ...]
-    trials: list[Trial] = field(default_factory=list)
+    shape: tuple[int, ...]  # (B, C, H, W) of the images used for timing
+    trials: list[Trial] = field(default_factory=list)  # in the order of time, starting with the original model
 
     @property
     def best(self) -> Trial:
@@ -78,32 +64,22 @@ class OptimizationReport:
         return [trial for trial in self.trials if trial.kept][-1]
 
     def __str__(self) -> str:
-        def cell(value: float | None, form: str) -> str:
-            return "-" if value is None else format(value, form)
-
-        rows = [("tried", "milliseconds", "times as fast", "difference", "verdict"), ("---",) * 5]
+        rows = ["| tried | milliseconds | times as fast | difference | verdict |", "|---|---|---|---|---|"]
         for trial in self.trials:
-            seconds = None if trial.seconds is None else trial.seconds * 1000
-            numbers = (cell(seconds, ".2f"), cell(trial.ratio, ".2f"), cell(trial.difference, ".1e"))
-            verdict = "kept" if trial.kept else "not kept"
-            rows.append((trial.name, *numbers, f"{verdict}: {trial.note}" if trial.note else verdict))
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+            milliseconds = None if trial.seconds is None else trial.seconds * 1000
+            numbers = [(milliseconds, ".2f"), (trial.ratio, ".2f"), (trial.difference, ".1e")]
+            cells = ["-" if value is None else format(value, form) for value, form in numbers]
+            verdict = ("kept" if trial.kept else "not kept") + (f": {trial.note}" if trial.note else "")
+            rows.append(f"| {' | '.join([trial.name, *cells, verdict])} |")
+        return "\n".join(rows)
 
 
+@dataclass(frozen=True)
 class CompiledProgram:
-    """A program compiled for the current process. It cannot be pickled, and copies of a model share the program.
+    """A program compiled for the current process. It cannot be pickled, and copies of a model share the program."""
 
-    Args:
-        run: Function that runs the program.
-        accepts: Function that returns whether the program can process images of a shape.
-    """
-
-    def __init__(self, run: Run, accepts: Callable[[torch.Size], bool]) -> None:
-        self.run, self.accepts = run, accepts
-
-    def __call__(self, pixel_values: Tensor) -> Any:
-        """Runs the compiled program on images."""
-        return self.run(pixel_values)
+    run: Run
+    accepts: Callable[[torch.Size], bool]  # whether the program can process images of a shape
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledProgram":
         return self
@@ -153,34 +129,27 @@ def largest_of(tensor: Tensor) -> Tensor:
     return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 
+@dataclass(eq=False)
 class FastForward:
     """The forward pass of an optimized model.
 
-    Args:
-        given: Forward pass of the original model.
-        eager: Uncompiled model in the selected precision. It is used for images that the program does not accept, and
-            for calls with further arguments.
-        program: Program compiled from `eager`; None if nothing was compiled.
-        images: Example images with the dtype that the program accepts.
-        watch: Detector of changes of the original model.
+    The uncompiled model is used for images that the program does not accept, and for calls with further arguments.
     """
 
-    def __init__(
-        self,
-        given: Callable[..., Any],
-        eager: HfViTPreTrainedModel,
-        program: CompiledProgram | None,
-        images: Tensor,
-        watch: WeightWatch,
-    ) -> None:
+    given: InitVar[Run]  # forward pass of the original model
+    eager: HfViTPreTrainedModel  # uncompiled model in the selected precision
+    program: CompiledProgram | None  # program compiled from `eager`; None if nothing was compiled
+    images: InitVar[Tensor]  # example images with the dtype and device that the program accepts
+    watch: WeightWatch  # detector of changes of the original model
+
+    def __post_init__(self, given: Run, images: Tensor) -> None:
         update_wrapper(self, given)
-        self.eager, self.program, self.watch = eager, program, watch
         self.dtype, self.device = images.dtype, images.device
 
     def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Runs the optimized forward pass without gradients. Arguments and outputs are those of the original model."""
         self.watch.check()
-        has_more = any(args) or any(
+        has_more = any(value is not None for value in args) or any(
             value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
             for name, value in kwargs.items()
         )
@@ -189,7 +158,7 @@ class FastForward:
             if self.program is None or has_more or not is_fitting or not self.program.accepts(pixel_values.shape):
                 outputs = self.eager(pixel_values, *args, **kwargs)
             else:  # The compiled program requires contiguous memory and a fixed dtype.
-                outputs = self.program(pixel_values.to(self.dtype).contiguous())
+                outputs = self.program.run(pixel_values.to(self.dtype).contiguous())
         return pytree.tree_map_only(
             Tensor, lambda value: value.to(self.dtype) if value.is_floating_point() else value, outputs
         )
@@ -250,8 +219,9 @@ def optimize_for_inference(
         search.compare(get_name(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
-    if compile and part.device.type == "cpu":
-        search.try_runtimes()
+    with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
+        for runtime in installed_runtimes() if compile and part.device.type == "cpu" else []:
+            search.try_runtime(runtime, Path(folder))
     fast = sharing(part, forward=search.best, report=search.report)
     return sharing(model, _modules={**model._modules, "model": fast}, report=fast.report) if has_texts else fast
 
@@ -259,10 +229,7 @@ def optimize_for_inference(
 class Search:
     """Search for the fastest variant of a model. Each compiled variant is based on the best variant so far.
 
-    Args:
-        model: The original model.
-        images: Images (B, C, H, W) for timing.
-        samples: Images (N, C, H, W) of the same size for comparing predictions, if available.
+    Variants are timed on `images` (B, C, H, W). Predictions for `samples` (N, C, H, W), if available, are compared.
     """
 
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
@@ -278,11 +245,8 @@ class Search:
         seconds, _ = race(self.best, self.best, images)
         self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", seconds, 1.0, 0.0, True))
 
-    def candidate(
-        self, eager: HfViTPreTrainedModel, run: Run | None = None, accepts: Callable[[torch.Size], bool] | None = None
-    ) -> FastForward:
-        """Returns the forward pass of a candidate. By default, a program accepts only the shape of the images."""
-        program = None if run is None else CompiledProgram(run, accepts or self.images.shape.__eq__)
+    def candidate(self, eager: HfViTPreTrainedModel, program: CompiledProgram | None = None) -> FastForward:
+        """Returns the forward pass of a candidate: a model, and a program compiled from it, if any."""
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
@@ -295,17 +259,11 @@ class Search:
             source = copy.deepcopy(eager) if quantized else eager
             if quantized:  # The samples are used as calibration images.
                 quantize_blocks(source, lambda: self.answers(source))
-            program = compile_here(source, self.images, max_seconds)
+            program = CompiledProgram(compile_here(source, self.images, max_seconds), self.images.shape.__eq__)
         except CompilationError as error:
-            self.report.trials.append(Trial(name, None, None, None, False, str(error)))
+            self.report.trials.append(Trial(name, note=str(error)))
         else:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
-
-    def try_runtimes(self) -> None:
-        """Tries all installed runtimes."""
-        with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
-            for runtime in installed_runtimes():
-                self.try_runtime(runtime, Path(folder))
 
     @torch.no_grad()
     def try_runtime(self, runtime: str, folder: Path) -> None:
@@ -316,11 +274,11 @@ class Search:
         other = example_inputs(self.model, batch, (rows, columns))["pixel_values"].to(self.images)
         try:
             program = RuntimeProgram(self.model, self.images, folder, runtime, eager.dtype)
-            candidate = self.candidate(eager, program, program.accepts)
+            candidate = self.candidate(eager, CompiledProgram(program, program.accepts))
             if not difference_of(candidate(other), self.model(other)) <= self.tolerance(candidate):
                 raise CompilationError(f"outputs differ for {batch} images of another size")
         except (CompilationError, RuntimeError) as error:
-            self.report.trials.append(Trial(name, None, None, None, False, str(error)))
+            self.report.trials.append(Trial(name, note=str(error)))
         else:
             self.compare(name, candidate)
 

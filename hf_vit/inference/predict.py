@@ -132,7 +132,7 @@ def _predict(
     model: str, inputs: Sequence[str], places: Places, given: Mapping[str, Any], opening: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yields the same as `predict_files`, given the options of the pipeline call and of opening the pipeline."""
-    check_places(places.output_dir, places.picture)
+    check_places(places.output_dir, places.picture, has_videos=True)
     shard_folder, sources = places.shard_folder(), find_sources(inputs, has_videos=True)
     draws = shard_folder is None and bool(places.output_dir or places.picture)
     # The names of output files depend on all names. Otherwise, no list of all names is held in memory.
@@ -165,9 +165,9 @@ def list_pages(picture: Path | None, num_tiles: int) -> list[Path]:
     return [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
 
 
-def check_places(output_dir: Path | None, picture: Path | None) -> None:
-    """Raises `ValueError` or `OSError` if the output folder or the picture file cannot be written."""
-    if picture is not None and picture.suffix.lower() in VIDEO_SUFFIXES:
+def check_places(output_dir: Path | None, picture: Path | None, has_videos: bool = False) -> None:
+    """Raises `ValueError` or `OSError` if the output folder, or the picture or labeled video, cannot be written."""
+    if has_videos and picture is not None and picture.suffix.lower() in VIDEO_SUFFIXES:
         check_packages("A labeled video", "torchcodec", extra="fast")
     elif picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"Pictures cannot be saved as {picture}: its suffix is not supported. Use .png or .jpg.")
@@ -181,26 +181,28 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, head:
     check_thresholds(threshold=given["threshold"], nms_threshold=nms_threshold)
     config = read_config(model, head=head)
     name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
-    if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
-        raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} has another task.")
-    labels = given["candidate_labels"]
-    if (labels is not None) != (writer is not None and writer.pipeline == ZERO_SHOT):
-        has = "a model of images and texts: give the texts to choose from, --labels cat dog"
-        raise ValueError(
-            f"{model} is {has if labels is None else 'not a model of images and texts. Remove --labels'}."
-        )
-    if nms_threshold is not None and name != "HfViTForObjectDetection":
-        raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
-    check_tiles(given["tile_size"], given["overlap"], str(name))
-    own = writer.options if writer is not None and config.get("model_type") == "hf_vit" else {}
-    if unknown := [option for option in given if option not in (*OPTIONS, *own)]:
-        raise ValueError(f"{model}, a {name}, has no option {unknown[0]!r}. Remove it from --options.")
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which is not supported. Give a model for image classification, "
             "segmentation, depth estimation, object detection, keypoint detection, zero-shot classification or image "
             "captioning."
         )
+    if boxes is not None and writer.pipeline != "keypoint-detection":
+        raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} has another task.")
+    has_labels, needs_labels = given["candidate_labels"] is not None, writer.pipeline == ZERO_SHOT
+    if has_labels and not needs_labels:
+        raise ValueError(f"{model} is not a model of images and texts. Remove --labels.")
+    if needs_labels and not has_labels:
+        raise ValueError(f"{model} is a model of images and texts: give the texts to choose from, --labels cat dog.")
+    if nms_threshold is not None and name != "HfViTForObjectDetection":
+        raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
+    check_tiles(given["tile_size"], given["overlap"], str(name))
+    for option in ("threshold", "subtask") if writer.pipeline == "multi-task" else ():
+        if given[option] is not None:
+            raise ValueError(f"--{option} {given[option]} applies to a single head of {model}. Set --head.")
+    own = writer.options if config.get("model_type") == "hf_vit" else {}
+    if unknown := [option for option in given if option not in (*OPTIONS, *own)]:
+        raise ValueError(f"{model}, a {name}, has no option {unknown[0]!r}. Remove it from --options.")
     if draws and writer.pipeline not in LABELED:
         check_packages("A picture of the predictions", "matplotlib", "scipy")
     return writer
@@ -218,18 +220,9 @@ def open_predictor(
     is_distributed: bool = False,
     head: str | None = None,
 ) -> Predictor:
-    """Opens the pipeline of a model. If `optimize` is set, optimizes the model and logs the measurements.
+    """Opens the pipeline of a model, given the options of its call, and logs the measurements of `optimize`.
 
-    Args:
-        model: Folder of a saved model, or its name on the Hub.
-        writer: Writer for the predictions of the model.
-        given: Options of the pipeline call; None means the default.
-        boxes: Object boxes of each image, see `read_box_file`.
-        batch_size: Number of images or objects per forward pass, for the tasks in `BATCHED`.
-        optimize: Whether to optimize the model.
-        trust_remote_code: Whether to run Python code stored with the model.
-        is_distributed: Whether several processes predict, each on its own device.
-        head: Head of a multi-task model; None means all heads.
+    For the other arguments, see `predict_files`. With `is_distributed`, each process predicts on its own device.
     """
     task = writer.pipeline
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
@@ -259,13 +252,7 @@ def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> d
 
 
 class OutputFiles:
-    """Writes the output files of images, and the pictures or labeled videos in `picture`.
-
-    Args:
-        writer: Writer for the predictions.
-        config: Configuration of the model.
-        places: Places of the files.
-    """
+    """Writes the output files of images, and the pictures or labeled videos in `picture`."""
 
     def __init__(self, writer: Writer, config: PreTrainedConfig, places: Places) -> None:
         self.writer, self.config, self.places = writer, config, places

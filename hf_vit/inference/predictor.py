@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}},
 class Inputs(Dataset[Any]):
     """Lazily read inputs of a pipeline: encoded images for hf_vit pipelines, decoded images for other pipelines.
 
-    Args:
-        sources: The images.
-        boxes: Object boxes of each image, for keypoint detection. If None, each whole image is one object.
-        pipe: The pipeline.
+    Inputs for keypoint detection include the boxes of objects. If `boxes` is None, each whole image is one object.
     """
 
     def __init__(self, sources: Sequence[Source], boxes: Boxes | None, pipe: Pipeline) -> None:
@@ -46,19 +44,16 @@ class Inputs(Dataset[Any]):
         return {"image": image, "boxes": self.boxes.get(key_of(source.file, source.frame and source.frame.number), [])}
 
 
+@dataclass(eq=False)
 class Predictor:
-    """Predicts images with a pipeline and returns JSON-compatible dictionaries.
+    """Predicts images with a pipeline and returns JSON-compatible dictionaries."""
 
-    Args:
-        pipe: The pipeline.
-        writer: Writer for the predictions.
-        options: Options of the pipeline call.
-        boxes: Object boxes of each image, see `read_box_file`.
-    """
-
-    def __init__(self, pipe: Pipeline, writer: Writer, options: dict[str, Any], boxes: Boxes | None = None) -> None:
-        self.pipe, self.writer, self.options, self.boxes = pipe, writer, options, boxes
-        self.best_missed, self.has_found = list[float](), False  # best score of all images without predictions
+    pipe: Pipeline
+    writer: Writer
+    options: dict[str, Any]  # options of the pipeline call
+    boxes: Boxes | None = None  # object boxes of each image, see `read_box_file`
+    best_missed: float | None = None  # best score of all images without predictions
+    has_found: bool = False
 
     def __call__(self, sources: Iterable[Source]) -> Iterator[tuple[Source, dict[str, Any], Any]]:
         """Yields each image with its dictionary and the output of the pipeline, or None if it cannot be read."""
@@ -102,18 +97,18 @@ class Predictor:
                 "the model."
             ) from error
         if "best_score" in line:
-            self.best_missed = [max([line["best_score"], *self.best_missed])]
+            self.best_missed = max(line["best_score"], self.best_missed or 0.0)
         else:
             self.has_found = True
         return line
 
     def warn_of_threshold(self) -> None:
         """Logs a warning if no prediction of any image reaches the threshold."""
-        if self.best_missed and not self.has_found:
-            best = self.best_missed[0]
+        if self.best_missed is not None and not self.has_found:
             logger.warning(
                 f"No prediction reaches the threshold {self.options['threshold']:g}: the best score of all images is "
-                f"{best:.3g}. Lower the threshold to see it, for example --threshold {0.9 * best:.2g}."
+                f"{self.best_missed:.3g}. Lower the threshold to see it, for example --threshold "
+                f"{0.9 * self.best_missed:.2g}."
             )
 
 
@@ -123,14 +118,10 @@ def key_of(file: str, frame: int | None) -> tuple[Path | str, int | None]:
 
 
 def read_box_file(file: Path, sources: Sequence[Source]) -> Boxes:
-    """Returns the boxes of each image and frame from a file of JSON lines.
+    """Returns the boxes of images and frames in a file of JSON lines, such as the predictions of an object detector.
 
-    Args:
-        file: File with lines in the format of `BOX_LINE`, such as the output of `predict_files` for object detection.
-        sources: Images that must have a line in the file, and videos. A frame without a line has no boxes.
-
-    Raises:
-        ValueError: if a line is invalid, or an image has no line.
+    Raises `ValueError` if a line is not in the format of `BOX_LINE`, or an image in `sources` has no line. A frame
+    without a line has no boxes.
     """
     boxes = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):

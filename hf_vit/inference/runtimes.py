@@ -29,14 +29,11 @@ def installed_runtimes() -> list[str]:
 
 
 class RuntimeProgram:
-    """A model in another runtime. It accepts any batch size, and images of any number of whole patches.
+    """A model in another runtime, on the CPU. It accepts any batch size, and images of any number of whole patches.
 
-    Args:
-        model: Model in evaluation mode on a CPU.
-        images: Images (B, C, H, W). OpenVINO additionally compiles a program for their shape only, which is faster.
-        folder: Folder for the ONNX file, which is written if it does not exist.
-        runtime: Name of the runtime, one of `RUNTIMES`.
-        dtype: Precision of OpenVINO, float32 or bfloat16. ONNX Runtime computes in float32.
+    OpenVINO additionally compiles a program for the shape (B, C, H, W) of `images` only, which is faster. `dtype` is
+    the precision of OpenVINO, float32 or bfloat16; ONNX Runtime computes in float32. The ONNX file in `folder` is
+    written if it does not exist.
 
     Raises:
         CompilationError: if the runtime does not support the model, its outputs or the image size.

@@ -23,35 +23,24 @@ ROWS_IN_MEMORY = 100
 
 @dataclass(frozen=True)
 class PredictionSettings(ShardSettings):
-    """Settings that determine predictions.
-
-    Args:
-        options: Options of the pipeline call, and whether the model is optimized.
-    """
+    """Settings that determine predictions."""
 
     content = "predictions"
 
-    options: dict[str, Any]
+    options: dict[str, Any]  # options of the pipeline call, and whether the model is optimized
 
 
 def write_prediction_shards(
     predictor: Predictor, model: str, inputs: Sequence[str], folder: Path, rows_per_shard: int, optimize: bool
 ) -> Iterator[dict[str, Any]]:
-    """Writes the predictions for images and videos to parquet files, see `hf_vit/data/shards.py`.
+    """Writes the predictions for images and videos to parquet files, see `hf_vit/data/shards.py` and `predict_files`.
 
     The columns are the entries of the printed lines, and the files of the prediction, for example `mask_png`.
-
-    Args:
-        predictor: Predicts the images.
-        model: Name or path of the model.
-        inputs: Paths and URLs of the images. They are listed twice, so that no list is held in memory.
-        folder: Folder for the parquet files.
-        rows_per_shard: Number of images or videos per file.
-        optimize: Whether the model is optimized, which changes predictions by rounding.
 
     Yields:
         For each file that this process has written, its path as `written`, and its numbers of rows and errors.
     """
+    # The images are listed twice, so that no list is held in memory.
     count, files = digest_sources(find_sources(inputs, has_videos=True))
     settings = PredictionSettings(
         model=model,
@@ -83,7 +72,7 @@ class PredictionRows:
         self.predictor, self.sources, self.count, self.errors = predictor, sources, 0, 0
         # Images and arrays are columns. The content of CSV files is already in the other columns.
         files = predictor.writer.files.items()
-        self.files = {ending.strip("_").replace(".", "_"): to for ending, to in files if not ending.endswith(".csv")}
+        self.files = {ending.strip("_-").replace(".", "_"): to for ending, to in files if not ending.endswith(".csv")}
         kinds = {name: Image() if name.endswith("png") else Value("binary") for name in self.files}
         known = {"file": Value("string"), "frame": Value("int64"), "seconds": Value("float64")}
         last = {"best_score": Value("float64"), "error": Value("string")}

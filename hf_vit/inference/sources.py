@@ -44,25 +44,15 @@ class Frame(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An image or a video.
+    """An image or a video: a file, a URL, a row of a dataset, or a frame of a video."""
 
-    Args:
-        file: Path or URL.
-        rows: If set, the image is row `number` of this dataset, and `file` is only its name.
-        number: Number of the row.
-        frame: If set, the image is this frame of the video `file`.
-        fault: Reason why the video `file` cannot be read.
-        stem: Path prefix for the output files of the image.
-        labeled: Path of the labeled video.
-    """
-
-    file: str
-    rows: datasets.Dataset | Sequence[Mapping[str, Any]] | None = None
-    number: int = 0
-    frame: Frame | None = None
-    fault: str = ""
-    stem: Path | None = None
-    labeled: Path | None = None
+    file: str  # path or URL; for a row, only its name
+    rows: datasets.Dataset | Sequence[Mapping[str, Any]] | None = None  # dataset of the row, if any
+    number: int = 0  # number of the row
+    frame: Frame | None = None  # frame of the video `file`, if any
+    fault: str = ""  # reason why the video `file` cannot be read
+    stem: Path | None = None  # path prefix for the output files of the image
+    labeled: Path | None = None  # path of the labeled video
 
     @property
     def is_video(self) -> bool:
@@ -95,17 +85,10 @@ class Source(NamedTuple):
 
 
 def find_sources(inputs: Iterable[str | Path], *, has_videos: bool = False) -> Iterator[Source]:
-    """Yields the images in image files, URLs, folders, parquet files, tar files and tables.
+    """Yields the images in image files, URLs, folders, parquet files, tar files and tables, and videos if requested.
 
-    Folders are listed during iteration, in a fixed order.
-
-    Args:
-        inputs: Paths and URLs.
-        has_videos: Whether to yield videos in addition to images.
-
-    Raises:
-        ValueError: if a path does not exist or has no images, before the first image is yielded.
-        ImportError: if a video is given and torchcodec is missing.
+    Folders are listed during iteration, in a fixed order. Before the first image is yielded, `ValueError` is raised if
+    a path does not exist or has no images, and `ImportError` if a video is given and torchcodec is missing.
     """
     suffixes = IMAGE_SUFFIXES | (VIDEO_SUFFIXES if has_videos else set())
     return chain.from_iterable([_sources_at(os.fspath(given), suffixes) for given in inputs])
@@ -121,10 +104,7 @@ def _sources_at(given: str, suffixes: set[str]) -> Iterable[Source]:
 
 
 def find_images(inputs: Sequence[Path]) -> list[Path]:
-    """Lists the files in `inputs` and the image files in folders in `inputs`.
-
-    Raises `ValueError` if a path has no images.
-    """
+    """Lists image files and the image files in folders; raises `ValueError` if a path has no images."""
     return [file for path in inputs for file in _files_at(path, IMAGE_SUFFIXES)]
 
 
@@ -139,10 +119,7 @@ def _files_at(path: Path, suffixes: set[str]) -> Iterator[Path]:
 
 
 def find_stored(path: Path) -> list[Source]:
-    """Lists the images in a parquet file, tar file or table, or in a folder of such files. Each has a unique name.
-
-    Returns an empty list for other paths.
-    """
+    """Lists the images in a parquet file, tar file, table or folder of these, with unique names, or returns []."""
     is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
     if path.is_dir():
         is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES | VIDEO_SUFFIXES for file in walk_files(path))

@@ -17,17 +17,8 @@ from transformers import PreTrainedConfig as Config
 from ..evaluation.depth import describe_depth
 from ..model.configuration_hf_vit import HfViTConfig
 from ..model.pipeline_hf_vit import CORNERS
+from ..visualize import dense
 from ..visualize.colors import IGNORED, apply_color_map, segmentation_palette, value_range
-from ..visualize.dense import (
-    DEPTH_COLORS,
-    INVERSE_DEPTH_COLORS,
-    draw_depth,
-    draw_panoptic,
-    draw_segmentation,
-    is_valid,
-    overlay_segmentation,
-    overlay_segments,
-)
 from ..visualize.figures import Picture, arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
@@ -53,38 +44,25 @@ MAX_OVERLAY_SIDE = 1024  # Maximum side length of overlays in pixels.
 
 @dataclass(frozen=True)
 class Writer:
-    """Functions and options to convert and write the pipeline output for one image.
+    """Functions and options to convert and write the pipeline output for one image."""
 
-    Args:
-        pipeline: Task name of the pipeline in transformers.
-        describe: Function that returns the output as a JSON-compatible dictionary.
-        draw: Function that draws the output on the image, adds a caption, and returns the picture.
-        files: Maps file name suffixes to functions that write the output to a file.
-        scores: Function that returns all scores in the output.
-        options: Default values of the options of the pipeline call. None selects the default of the pipeline.
-        task_config: Field of `HfViTConfig` that contains the threshold selected in training; None without a threshold.
-        columns: Names and types of the entries of `describe` in parquet files.
-        overlay: Function that draws the output over the image, without caption and legend; None if the output has no
-            positions in the image.
-    """
-
-    pipeline: str
-    describe: Callable[[Any, Config], dict[str, Any]]
-    draw: Callable[[Image.Image, Any, Config, str], Image.Image]
+    pipeline: str  # task name of the pipeline in transformers
+    describe: Callable[[Any, Config], dict[str, Any]]  # returns the output as a JSON-compatible dictionary
+    draw: Callable[[Image.Image, Any, Config, str], Image.Image]  # returns a picture of the output with a caption
+    # Functions that write the output to a file, by the suffix of the file name
     files: Mapping[str, Callable[[Image.Image, Any, Config, Path], None]] = field(default_factory=dict)
-    scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    task_config: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]  # all scores
+    options: Mapping[str, Any] = field(default_factory=dict)  # call options; None means the default of the pipeline
+    task_config: str | None = None  # field of `HfViTConfig` with the threshold selected in training, if any
+    columns: Mapping[str, Any] = field(default_factory=dict)  # types of the entries of `describe` in parquet files
+    # Function that draws the output over the image, without caption and legend, if the output has positions
     overlay: Callable[[Image.Image, Any, Config], Picture] | None = None
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
-    """Return the writer for a model, or None if the model class is not supported.
+    """Return the writer for a model, given the content of its config.json, or None if its class is not supported.
 
-    Args:
-        config: Content of the model's config.json.
-        subtask: For segmentation models, "semantic" selects the writer for semantic segmentation.
+    For segmentation models, the subtask "semantic" selects the writer for semantic segmentation.
     """
     # timm config.json files have no "architectures". transformers loads timm checkpoints as classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
@@ -123,6 +101,7 @@ def join_writers(config: HfViTConfig) -> Writer:
             for ending, save in writer.files.items()
         },
         scores=lambda answer: [1.0],
+        columns={name: {**writer.columns} for name, writer in writers.items()},
     )
 
 
@@ -140,13 +119,12 @@ def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) ->
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
 
-def _label_of(line: Mapping[str, Any]) -> str:
-    return "no label" if line["label"] is None else f"{line['label']} ({line['score']:.3g})"
-
-
 def draw_label_below(image: Image.Image, line: Mapping[str, Any], caption: str) -> Image.Image:
     """Return the image with the label and score, or the text, of its printed line, and a caption below."""
-    text = line["caption"] if "caption" in line else _label_of(line)
+    if "caption" in line:
+        text = line["caption"]
+    else:
+        text = "no label" if line["label"] is None else f"{line['label']} ({line['score']:.3g})"
     return arrange_tiles([_fitted(image), draw_text(text, "black"), draw_text(caption)], columns=1, margin=0)
 
 
@@ -203,10 +181,8 @@ def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], co
 def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
     """Return the image next to a colored overlay of its classes, with a legend."""
     picture = _fitted(image)
-    numbers = np.full((picture.height, picture.width), -1)
-    for number, part in by_class(parts, config):
-        numbers[_mask(part, picture)] = number
-    return _figure(caption, draw_segmentation, [picture], [numbers], None, labels_of(config))
+    numbers = _class_numbers(parts, picture, config)
+    return _figure(caption, dense.draw_segmentation, [picture], [numbers], None, labels_of(config))
 
 
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
@@ -214,19 +190,23 @@ def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, cap
     picture, found = _fitted(image), seen(parts)
     masks, labels = _masks_and_labels(found, picture, config)
     segments = {"masks": masks, "class_labels": labels, "scores": [part["score"] for part in found]}
-    return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
+    return _figure(caption, dense.draw_panoptic, [picture], [segments], None, labels_of(config))
 
 
 def overlay_parts(outlined: bool, image: Image.Image, parts: Sequence[Part], config: Config) -> Picture:
     """Return the image with the colors of its classes or, if `outlined`, of its segments with outlines."""
     picture, palette = _fitted(image, MAX_OVERLAY_SIDE), segmentation_palette(len(labels_of(config)))
-    masks, labels = _masks_and_labels(seen(parts), picture, config)
     if outlined:
-        return overlay_segments(picture, masks, labels, palette)
+        return dense.overlay_segments(picture, *_masks_and_labels(seen(parts), picture, config), palette)
+    return dense.overlay_segmentation(picture, _class_numbers(parts, picture, config), palette)
+
+
+def _class_numbers(parts: Sequence[Part], picture: Image.Image, config: Config) -> np.ndarray:
+    """Return the class number (H, W) of each pixel of a picture, or -1."""
     numbers = np.full((picture.height, picture.width), -1)
-    for mask, label in zip(masks, labels, strict=True):
-        numbers[mask] = label
-    return overlay_segmentation(picture, numbers, palette)
+    for number, part in by_class(parts, config):
+        numbers[_mask(part, picture)] = number
+    return numbers
 
 
 def _masks_and_labels(parts: Sequence[Part], picture: Image.Image, config: Config) -> tuple[np.ndarray, list[int]]:
@@ -265,13 +245,16 @@ def draw_depth_map(
     """Return the image next to a color bar and its depth map in colors, in which near pixels are bright."""
     picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
     values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
-    return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
+    return _figure(caption, dense.draw_depth, [picture], [values], None, relative=relative)
 
 
 def overlay_depth(image: Image.Image, answer: Any, config: Config, relative: bool = False) -> Picture:
     """Return the depth map in colors, in which near pixels are bright."""
     depth = answer["predicted_depth"].float().numpy()
-    valid, colors = (np.isfinite(depth), INVERSE_DEPTH_COLORS) if relative else (is_valid(depth), DEPTH_COLORS)
+    if relative:
+        valid, colors = np.isfinite(depth), dense.INVERSE_DEPTH_COLORS
+    else:
+        valid, colors = dense.is_valid(depth), dense.DEPTH_COLORS
     return apply_color_map(depth, valid, value_range(depth[valid]), colors)
 
 

@@ -161,8 +161,7 @@ class HfViTMultiTaskConfig(HfViTTaskConfig):
     def find_head(self, task: str, name: str | None = None) -> str | None:
         """Returns the name of the head that a model of `task` opens, or None if there is no such head.
 
-        Raises:
-            ValueError: if there is no head `name`, or it has another task.
+        Raises `ValueError` if there is no head `name`, or it has another task.
         """
         heads = self.heads or {}
         found = [own for own in heads if heads[own]["task"] == task]

@@ -405,11 +405,8 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
     """
 
     task_config: ClassVar[str | None] = "keypoint_config"
-    _load_processor = False
+    _load_processor = _load_video_processor = _load_feature_extractor = _load_tokenizer = False
     _load_image_processor = True
-    _load_video_processor = False
-    _load_feature_extractor = False
-    _load_tokenizer = False
 
     def __call__(self, inputs: Any, boxes: Any = None, **kwargs: Any) -> Any:
         """Predicts keypoints.

@@ -330,11 +330,8 @@ class HfViTMultiTaskPipeline(BatchedImagePipeline):
     ```
     """
 
-    _load_processor = False
+    _load_processor = _load_video_processor = _load_feature_extractor = _load_tokenizer = False
     _load_image_processor = True
-    _load_video_processor = False
-    _load_feature_extractor = False
-    _load_tokenizer = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("optimize"):

@@ -41,11 +41,8 @@ class LossWeights(StatefulCallback):
 
     After `NUM_MEASURED` steps of each head, weights are set so that the measured gradients have equal norms, and fixed
     for the rest of the run: https://arxiv.org/abs/2201.04122 and https://arxiv.org/abs/2505.10347 find that fixed
-    weights are as good as weights that change in each step. The given weights are factors of these weights.
-
-    Args:
-        given: Given weight of each head.
-        is_scaled: Whether weights are scaled by gradient norms. Without it, the given weights are used.
+    weights are as good as weights that change in each step. The given weights of the heads are factors of these
+    weights or, without `is_scaled`, the weights.
     """
 
     def __init__(self, given: Mapping[str, float], is_scaled: bool) -> None:
@@ -85,12 +82,9 @@ class LossWeights(StatefulCallback):
 
 
 class MultiTaskTrainer(HfViTTrainer):
-    """Trainer of `HfViTForMultiTask`. The trainer of each single-task model evaluates its head.
+    """Trainer of `HfViTForMultiTask`, with a callback that sets the weights of the losses.
 
-    Args:
-        *args: Arguments of `HfViTTrainer`.
-        weights: Callback that sets the weights of the losses.
-        **kwargs: Arguments of `HfViTTrainer`.
+    The trainer of each single-task model evaluates its head.
     """
 
     def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:

@@ -27,20 +27,12 @@ MODELS_WITH_QUERIES = HfViTForObjectDetection | HfViTForUniversalSegmentation
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention weights of one image.
+    """Attention weights of one image. In the blocks before query tokens are added, they attend only to themselves."""
 
-    Args:
-        weights: Attention weights (layers, heads, L, L). Rows are attending tokens, and columns are attended tokens.
-            Query tokens attend only to themselves in the blocks before they are added.
-        grid: Rows and columns (h, w) of patches.
-        num_prefix: Number P of tokens before the patches.
-        pooled: Weight (L,) of each token in the pooled output of the model. The sum of the weights is 1.
-    """
-
-    weights: Tensor
-    grid: Grid
-    num_prefix: int
-    pooled: Tensor
+    weights: Tensor  # (layers, heads, L, L); rows are attending tokens, and columns are attended tokens
+    grid: Grid  # rows and columns (h, w) of patches
+    num_prefix: int  # number P of tokens before the patches
+    pooled: Tensor  # weight (L,) of each token in the pooled output of the model; the sum of the weights is 1
 
     def query(self, patch: Patch | None) -> Tensor:
         """Return the weight (L,) of each token: 1 for the given patch, or its weight in the pooled output if None."""

@@ -34,16 +34,13 @@ MAX_ERROR = 0.5  # Upper end of the color range of errors, relative to the targe
 
 
 def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarray, opacity: float = 0.7) -> np.ndarray:
-    """Blend the colors of classes over an image.
+    """Blend the colors of classes over an image, and return the result, (H, W, 3) uint8.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        segmentation: (H, W) class numbers. Values outside of the K classes, such as 255, become gray.
+        image: Image to draw over.
+        segmentation: Class numbers (H, W). Values outside of the K classes, such as 255, become gray.
         palette: RGB color of each class, (K, 3) uint8.
-        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
-
-    Returns:
-        Picture (H, W, 3) uint8.
+        opacity: Opacity of the colors, from 0 to 1.
 
     Raises:
         ValueError: if the sizes of the image and the segmentation differ.
@@ -62,17 +59,9 @@ def draw_segmentation(
     names: Sequence[str],
     file: PictureFile,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of the target and the prediction.
+    """Draw each image next to overlays of its target and prediction, which are class numbers (H, W).
 
-    Args:
-        images: N images of any sizes, see `overlay_segmentation`.
-        predictions: N maps (H, W) of class numbers.
-        targets: N maps (H, W) of class numbers; None if they are unknown.
-        names: The K class names. The legend shows the classes that occur.
-        file: Output file; the suffix determines the format.
-
-    Raises:
-        ValueError: if there is no image, or an image and its target or prediction differ in size.
+    For the other arguments and the errors, see `draw_comparison`.
     """
     palette = segmentation_palette(len(names))
 
@@ -85,17 +74,14 @@ def draw_segmentation(
 def overlay_segments(
     image: Picture, masks: Array, class_labels: Array, palette: np.ndarray, opacity: float = 0.65
 ) -> np.ndarray:
-    """Blend segments in the colors of their classes over an image, each with a white outline.
+    """Blend segments in the colors of their classes over an image, with white outlines; return (H, W, 3) uint8.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
+        image: Image to draw over.
         masks: Segment masks (M, H, W). If masks overlap, the last one is on top.
-        class_labels: (M,) class numbers.
+        class_labels: Class numbers (M,).
         palette: RGB color of each class, (K, 3) uint8.
-        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
-
-    Returns:
-        Picture (H, W, 3) uint8.
+        opacity: Opacity of the colors, from 0 to 1.
 
     Raises:
         ValueError: if the sizes of the image and the segmentation differ.
@@ -120,19 +106,11 @@ def draw_panoptic(
     file: PictureFile,
     threshold: float = 0.5,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of target and predicted segments.
+    """Draw each image next to overlays of its target and predicted segments, of which large ones are labeled.
 
-    Args:
-        images: N images of any sizes, see `overlay_segments`.
-        predictions: N results: either `segmentation` (H, W) ids with `segments_info`, dicts with `id`, `label_id` and
-            `score` of each segment; or `masks` (M, H, W), `class_labels` (M,) and `scores` (M,).
-        targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None if they are unknown.
-        names: The K class names. They label large segments; the legend shows the classes that occur.
-        file: Output file; the suffix determines the format.
-        threshold: Minimum score of predicted `masks`. A `segmentation` is drawn completely.
-
-    Raises:
-        ValueError: if there is no image, or an image and its target or prediction differ in size.
+    A target has `masks` (M, H, W) and `class_labels` (M,). A prediction also has `scores` (M,), and masks whose score
+    is below `threshold` are not drawn, or it has a `segmentation` (H, W) of ids and `segments_info`, dicts with `id`,
+    `label_id` and `score`. For the other arguments and the errors, see `draw_comparison`.
     """
     palette = segmentation_palette(len(names))
 
@@ -181,17 +159,16 @@ def draw_depth(
     file: PictureFile,
     relative: bool = False,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: image, target and prediction in the same colors, and error.
+    """Draw each image next to its target and prediction in the same colors, and the error.
 
     A row has the color range of its target or, if there is none, of its prediction. Pixels without a valid depth
     are gray. Relative depth has no common scale: each map has its own color range, and no error is drawn.
 
     Args:
-        images: N images of any sizes: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8.
-        predictions: N maps (H, W) of depth in meters, or of relative inverse depth.
-        targets: N maps (H, W) of depth in meters, where 0, NaN, negative and infinite values are invalid; None if they
-            are unknown.
-        file: Output file; the suffix determines the format.
+        images: Images, of which the first are drawn.
+        predictions: Depth (H, W) in meters of each image, or relative inverse depth.
+        targets: Depth (H, W) in meters of each image; only finite values above 0 are valid. None if it is unknown.
+        file: Output file.
         relative: Whether predictions are relative inverse depth.
 
     Raises:

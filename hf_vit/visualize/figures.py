@@ -1,4 +1,8 @@
-"""Figures with rows of images, targets and predictions, image grids, and text labels."""
+"""Figures with rows of images, targets and predictions, image grids, and text labels.
+
+In all modules of figures, a `Picture` is a PIL image, an array (H, W, 3) or a tensor (C, H, W) of uint8, of any size.
+The suffix of an output file determines the format.
+"""
 
 import math
 import os
@@ -168,8 +172,17 @@ def draw_comparison(
 ) -> None:
     """Draw a row for each of the first images: the image, its target (if known), and its prediction.
 
-    `draw` draws a value into a panel, given the panel, the image (H, W, 3) and the value. The legend shows the `names`
-    of the class numbers that `labels_of` returns for the values. Raises `ValueError` if there is no image.
+    Args:
+        images: Images, of which at most `MAX_ROWS` are drawn.
+        predictions: Prediction for each image.
+        targets: Target of each image; None if targets are unknown.
+        draw: Function that draws a target or prediction into a panel, given the panel and the image (H, W, 3).
+        file: Output file.
+        names: The K class names. The legend shows the classes that occur.
+        labels_of: Function that returns the class numbers in a target or prediction.
+
+    Raises:
+        ValueError: if there is no image, or an image and its target or prediction differ in size.
     """
     check_packages("A diagram", "matplotlib")
     from matplotlib.patches import Patch  # Imported here because matplotlib is optional

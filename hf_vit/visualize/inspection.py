@@ -24,14 +24,8 @@ def open_for_inspection(
 ) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
     """Open a model of any task, and an image processor that resizes photos without cropping.
 
-    Args:
-        name_or_path: Folder, weights file, or name on the Hub of an hf_vit model or a published ViT.
-        image_size: Shorter side of the resized photos in pixels; None means the image size of the model.
-        head: Head of a multi-task model to open.
-
-    Returns:
-        The model in evaluation mode with eager attention, and the processor. The processor keeps the aspect ratio of
-        photos, except for rounding to whole patches.
+    The model is in evaluation mode with eager attention. The processor resizes the shorter side to `image_size`, by
+    default the image size of the model, and keeps the aspect ratio, except for rounding to whole patches.
 
     Raises:
         OSError: if the checkpoint does not exist.

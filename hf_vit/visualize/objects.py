@@ -44,14 +44,11 @@ def draw_boxes(
     score.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
+        image: Image to draw over. A small image is enlarged to make room for text.
         boxes: Boxes (N, 4) as left, top, right and bottom in pixels of the image.
         class_labels: Class numbers (N,) of the boxes.
         names: The K class names.
         scores: Scores (N,) in [0, 1]; None for targets.
-
-    Returns:
-        RGB image. Small images are enlarged to make room for text.
     """
     picture, scale = enlarge_small_image(image)
     draw, palette, width = ImageDraw.Draw(picture), segmentation_palette(len(names)), line_width(picture)
@@ -79,18 +76,10 @@ def draw_detections(
     file: PictureFile,
     threshold: float = 0.3,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of target and predicted boxes.
+    """Draw each image next to its target boxes, and its predicted boxes whose score is at least `threshold`.
 
-    Args:
-        images: N images of any sizes, see `draw_boxes`.
-        predictions: N results with `boxes` (M, 4), `class_labels` (M,) and `scores` (M,).
-        targets: N dicts with `boxes` (M, 4) and `class_labels` (M,); None if they are unknown.
-        names: The K class names. The legend shows the classes that occur.
-        file: Output file; the suffix determines the format.
-        threshold: Minimum score of predictions that are drawn.
-
-    Raises:
-        ValueError: if there is no image.
+    Targets and predictions have `boxes` (M, 4) and `class_labels` (M,), predictions also `scores` (M,). For the other
+    arguments and the errors, see `draw_comparison`.
     """
 
     def draw(panel: Axes, picture: np.ndarray, objects: Objects) -> None:
@@ -142,16 +131,13 @@ def draw_keypoints(
     """Draw the keypoints of one or several objects over an image, in one color per keypoint, with lines between them.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
+        image: Image to draw over. A small image is enlarged.
         keypoints: x and y in pixels, (K, 2) for one object or (N, K, 2); the center of the first pixel is at (0, 0).
         visibility: Visibility (K,) or (N, K): 2 for visible keypoints (default), 1 for hidden ones, which are drawn as
             rings, and 0 for unlabeled ones, which are not drawn.
         skeleton: Pairs of keypoint numbers that are joined by a line.
         scores: Scores (K,) or (N, K) in [0, 1]. Keypoints of lower score are more transparent.
         boxes: Left, top, right and bottom in pixels, (4,) or (N, 4). Boxes are drawn in gray below the keypoints.
-
-    Returns:
-        RGB image. Small images are enlarged.
     """
     picture, scale = enlarge_small_image(image)
     outlines = np.zeros((0, 4)) if boxes is None else scale * as_array(boxes, np.float64).reshape(-1, 4)
@@ -159,11 +145,8 @@ def draw_keypoints(
         ImageDraw.Draw(picture).rectangle(outline, outline=IGNORED)
     points = as_array(keypoints, np.float64)
     points = (points.reshape(-1, *points.shape[-2:]) + 0.5) * scale * SMOOTH  # (N, K, 2)
-    shape = points.shape[:2]
-    joined, seen = (
-        list(skeleton),
-        np.full(shape, VISIBLE) if visibility is None else as_array(visibility, np.int64).reshape(shape),
-    )
+    shape, joined = points.shape[:2], list(skeleton)
+    seen = np.full(shape, VISIBLE) if visibility is None else as_array(visibility, np.int64).reshape(shape)
     sure = np.ones(shape) if scores is None else as_array(scores, np.float64).reshape(shape).clip(0, 1)
     layer = Image.new("RGBA", (picture.width * SMOOTH, picture.height * SMOOTH))
     for pose in zip(points, seen, sure, strict=True):
@@ -179,17 +162,17 @@ def draw_poses(
     file: PictureFile,
     threshold: float | None = None,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` objects: its image region, and its target and predicted keypoints.
+    """Draw the image region of each object next to its target keypoints and its predicted keypoints.
 
     Predicted keypoints that are unlabeled in the target are not drawn, because scores ignore them.
 
     Args:
-        images: N images of any sizes, one per object, see `draw_keypoints`.
-        predictions: N results with `keypoints` (K, 2), `scores` (K,) and, if there are no targets, `box` (4,).
-        targets: N dicts with `keypoints` (K, 3) as x, y and visibility, and `box` (4,) as left, top, right and bottom;
-            None if they are unknown.
+        images: Image of each object; at most `MAX_ROWS` are drawn.
+        predictions: Results with `keypoints` (K, 2), `scores` (K,) and, if there are no targets, `box` (4,).
+        targets: Dictionaries with `keypoints` (K, 3) as x, y and visibility, and `box` (4,) as left, top, right and
+            bottom; None if targets are unknown.
         skeleton: Pairs of keypoint numbers that are joined by a line.
-        file: Output file; the suffix determines the format.
+        file: Output file.
         threshold: Score above which predicted keypoints are drawn; None draws all.
 
     Raises:

@@ -45,15 +45,10 @@ MAP_WIDTH = 0.75  # Width of one attention map in inches
 
 
 def patch_at(point: tuple[float, float], image_size: tuple[int, int], grid: Grid) -> Patch:
-    """Return row and column of the patch at a point of an image that was resized without cropping.
+    """Return row and column of the patch at a point (x, y) of an image that was resized without cropping.
 
-    Args:
-        point: x and y in pixels of the image, from its upper left corner.
-        image_size: Height and width of the image, which may differ from those of the model input.
-        grid: Rows and columns (h, w) of patches.
-
-    Raises:
-        ValueError: if the point is outside of the image.
+    The point is in pixels of the image before resizing, whose height and width are `image_size`. A point outside of
+    the image raises `ValueError`.
     """
     (x, y), (height, width) = point, image_size
     if not (0 <= x < width and 0 <= y < height):
@@ -87,15 +82,9 @@ def check_eval_mode(model: HfViTPreTrainedModel) -> None:
 
 
 def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.ndarray:
-    """Blend a heatmap of patch values over an image; high values are bright.
+    """Blend a heatmap of patch values (h, w) over an image, and return the result, (H, W, 3) uint8.
 
-    Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
-        values: Values (h, w) of the patches. The color range excludes outliers.
-        opacity: Opacity of the colors, from 0 (only the image is visible) to 1 (only the colors are visible).
-
-    Returns:
-        Picture (H, W, 3) uint8. Small images are enlarged to make patches visible.
+    High values are bright. The color range excludes outliers. Small images are enlarged to make patches visible.
     """
     picture = np.asarray(enlarge_small_image(image)[0])
     heat = as_array(values, np.float64)
@@ -105,15 +94,7 @@ def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.
 
 
 def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patch: Patch | None = None) -> None:
-    """Draw an image, a heatmap of its patches, and a color bar.
-
-    Args:
-        image: See `overlay_heat`.
-        values: Values (h, w) of the patches.
-        title: Title of the heatmap.
-        file: Output file; the suffix determines the format.
-        patch: Row and column of a patch to mark, or None.
-    """
+    """Draw an image, a heatmap of the values (h, w) of its patches, and a color bar; mark `patch`, if given."""
     heat = as_array(values, np.float64)
     figure, (panels,) = picture_rows([as_picture(image)], ["image", title, ""], [1.0, 1.0, BAR_COLUMN])
     show(panels[0], np.asarray(enlarge_small_image(image)[0]))
@@ -124,13 +105,7 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
 
 
 def draw_heats(image: Picture, heat: Mapping[str, Array], file: PictureFile) -> None:
-    """Draw an image, followed by several heatmaps of its patches, each over the image and with a title.
-
-    Args:
-        image: See `overlay_heat`.
-        heat: Values (h, w) of the patches by title. Each heatmap has its own color range.
-        file: Output file; the suffix determines the format.
-    """
+    """Draw an image, followed by the heatmaps of patch values (h, w) by title, each with its own color range."""
     picture = as_picture(image)
     panels = {"image": np.asarray(enlarge_small_image(image)[0])}
     panels |= {title: overlay_heat(image, values) for title, values in heat.items()}
@@ -238,23 +213,15 @@ def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
 
 
 def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file: PictureFile) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
+    """Draw each of the first `MAX_ROWS` images next to its patches in their colors (h, w, 3) from `feature_colors`.
 
-    Args:
-        images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8; uncropped, of any size.
-        colors: Colors (h, w, 3) in [0, 1] of each image, as returned by `feature_colors`.
-        file: Output file; the suffix determines the format.
-
-    Raises:
-        ValueError: if there is no image.
+    Raises `ValueError` if there is no image.
     """
     rows = []
     for image, own in list(zip(images, colors, strict=True))[:MAX_ROWS]:
-        picture, values = enlarge_small_image(image)[0], as_array(own, np.float64)
-        patches = Image.fromarray((values * 255).round().astype(np.uint8)).resize(
-            picture.size, Image.Resampling.NEAREST
-        )
-        rows.append((np.asarray(picture), np.asarray(patches)))
+        picture = enlarge_small_image(image)[0]
+        patches = Image.fromarray((as_array(own, np.float64) * 255).round().astype(np.uint8))
+        rows.append((np.asarray(picture), np.asarray(patches.resize(picture.size, Image.Resampling.NEAREST))))
     draw_rows(rows, ["image", "patches"], file)
 
 
@@ -268,9 +235,9 @@ def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch 
     """Draw an image next to the attention maps of each layer (rows) and head (columns), each with its own color range.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
+        image: The uncropped image.
         maps: Attention maps (layers, heads, h, w), as returned by `attention_maps`.
-        file: Output file; the suffix determines the format.
+        file: Output file.
         patch: Row and column of the attending patch, which is marked; None marks nothing.
     """
     values = as_array(maps, np.float64)

@@ -17,15 +17,9 @@ NUM_BINS = 15  # Bins of a reliability diagram.
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
-    """Draw a confusion matrix with counts. The color of a cell is its share of the counts in its row.
+    """Draw a confusion matrix (K, K) with counts: one row per true class, one column per predicted class.
 
-    Args:
-        matrix: (K, K) counts, one row per true class and one column per predicted class.
-        names: The K class names.
-        file: Output file; the suffix determines the format.
-
-    Raises:
-        ValueError: if the matrix does not match the names.
+    The color of a cell is its share of the counts in its row. Raises `ValueError` if the number of names is not K.
     """
     matrix = np.asarray(matrix)
     if matrix.shape != (len(names), len(names)):
@@ -54,13 +48,8 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
 def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str = "IoU") -> None:
     """Draw a bar for the score of each class, best first, and a line at their mean.
 
-    Args:
-        scores: Score of each class in [0, 1], in the order of the classes; NaN for a class that does not occur.
-        file: Output file; the suffix determines the format.
-        label: Name of the score.
-
-    Raises:
-        ValueError: if there is no class.
+    Scores are in [0, 1], or NaN if a class does not occur. `label` is their name. Raises `ValueError` if there is no
+    class.
     """
     if not scores:
         raise ValueError("There is no class to draw. Give the score of at least one class.")
@@ -86,13 +75,9 @@ def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str
 def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -> None:
     """Draw the precision-recall curves of each class and their mean.
 
-    Args:
-        curves: Precision (R,) of each class at recalls evenly spaced from 0 to 1, NaN for a class that does not occur,
-            as returned by `DetectionMetric.precision_recall`. The legend shows their mean, the average precision.
-        file: Output file; the suffix determines the format.
-
-    Raises:
-        ValueError: if no class occurs.
+    A curve is the precision (R,) at recalls evenly spaced from 0 to 1, or NaN if the class does not occur, as returned
+    by `DetectionMetric.precision_recall`. The legend shows the mean of each curve, the average precision. Raises
+    `ValueError` if no class occurs.
     """
     known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
     if not known:
@@ -115,12 +100,7 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -
 
 
 def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> None:
-    """Draw the losses, scores and learning rate over the steps of a training run.
-
-    Args:
-        log_history: Log entries of the Trainer, `trainer.state.log_history`.
-        file: Output file; the suffix determines the format.
-    """
+    """Draw the losses, scores and learning rate over the steps of a training run, `trainer.state.log_history`."""
     # Endings of the names of log entries that are not scores
     ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")
     scores = sorted(
@@ -151,13 +131,9 @@ def _draw_lines(axes: Axes, log_history: Sequence[dict[str, Any]], labels: dict[
 def draw_calibration(
     before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray], file: PictureFile, has_risk: bool
 ) -> None:
-    """Draw a reliability diagram before and after calibration and, if requested, the error rate over the coverage.
+    """Draw a reliability diagram of predictions before and after calibration: scores (N,) and correctness (N,).
 
-    Args:
-        before: Scores (N,) of uncalibrated predictions, and whether they are correct (N,).
-        after: The same for calibrated predictions.
-        file: Output file; the suffix determines the format.
-        has_risk: Whether to draw the error rate of the most confident predictions over their share of all images.
+    If `has_risk`, also draw the error rate of the most confident predictions over their share of all images.
     """
     figure = new_figure(9 if has_risk else 4.8, 4.2)
     panels = np.atleast_1d(figure.subplots(1, 1 + has_risk))

@@ -27,20 +27,10 @@ def draw_captions(
     file: PictureFile,
     are_retrieved: bool = True,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions of a model.
+    """Draw each image next to its captions, and to the captions `found` by a model, best first.
 
-    At most `NUM_CAPTIONS` captions are shown per column. Retrieved captions are green if they belong to the image,
-    else red.
-
-    Args:
-        images: N images of any sizes.
-        captions: Captions of each image.
-        found: Captions that a model retrieves or generates for each image, best first.
-        file: Output file; the suffix determines the format.
-        are_retrieved: Whether the captions in `found` were retrieved, instead of generated.
-
-    Raises:
-        ValueError: if there is no image.
+    At most `NUM_CAPTIONS` captions are shown per column. If the captions in `found` are retrieved instead of
+    generated, they are green if they belong to the image, else red. Raises `ValueError` if there is no image.
     """
     pictures = select_pictures(images)
     titles = ["image", "its captions", f"{'captions retrieved' if are_retrieved else 'caption generated'} for it"]
@@ -72,18 +62,15 @@ def draw_reconstructions(
     std: Levels,
     file: PictureFile,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image, its visible patches, and the reconstruction.
-
-    Masked patches are gray in the second picture and reconstructed in the third. Visible patches are copied from
-    the image.
+    """Draw each image next to its visible patches, and to the image with its masked patches reconstructed.
 
     Args:
-        pixel_values: N normalized images (C, H, W). If C is neither 1 nor 3, only the first channel is drawn.
-        masks: N masks (h, w), True for masked patches.
-        reconstructions: N images (C, H, W), normalized like `pixel_values`.
+        pixel_values: Normalized images (C, H, W). If C is neither 1 nor 3, only the first channel is drawn.
+        masks: Masks (h, w), True for masked patches.
+        reconstructions: Images (C, H, W), normalized like `pixel_values`.
         mean: Mean that the image processor subtracts from values in [0, 1]; one number or one per channel.
         std: Standard deviation by which the image processor divides; one number or one per channel.
-        file: Output file; the suffix determines the format.
+        file: Output file.
 
     Raises:
         ValueError: if there is no image.
@@ -104,17 +91,10 @@ def draw_views(
     file: PictureFile,
     titles: Sequence[str] | None = None,
 ) -> None:
-    """Draw a row for each of the first `MAX_ROWS` images: the image and its views.
+    """Draw a row for each image: normalized pictures (C, H, W) of any sizes, the image before its views.
 
-    Args:
-        views: For each image, the same number of normalized pictures (C, H, W) of any sizes, the image first.
-        mean: Mean that the image processor subtracts from values in [0, 1]; one number or one per channel.
-        std: Standard deviation by which the image processor divides; one number or one per channel.
-        file: Output file; the suffix determines the format.
-        titles: Titles of the columns, by default "image", "view 1", "view 2" and so on.
-
-    Raises:
-        ValueError: if there is no image.
+    The columns have the given `titles`, by default "image", "view 1", "view 2" and so on. For the other arguments and
+    the errors, see `draw_reconstructions`.
     """
     rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
     numbered = ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))]

@@ -19,15 +19,9 @@ MARK_BOX = {"boxstyle": "round", "facecolor": "black", "edgecolor": "white", "pa
 
 
 def attention_distances(recorded: Attention, patch_size: int | tuple[int, int]) -> Tensor:
-    """Return the mean distance between a patch and the patches it attends to.
+    """Return the mean distance in pixels between a patch and the patches it attends to, (layers, heads).
 
-    Args:
-        recorded: Attention weights of one image. Attention to non-patch tokens is ignored.
-        patch_size: Height and width of a patch in pixels.
-
-    Returns:
-        Distances in pixels (layers, heads), weighted by attention and averaged over all patches.
-
+    Distances are weighted by attention and averaged over all patches. Attention to non-patch tokens is ignored.
     Source: figure 7 of https://arxiv.org/abs/2010.11929.
     """
     numbers = torch.arange(recorded.grid[0] * recorded.grid[1], device=recorded.weights.device)
@@ -40,19 +34,10 @@ def attention_distances(recorded: Attention, patch_size: int | tuple[int, int]) 
 
 
 def convolution_distances(num_layers: int, image_size: tuple[int, int]) -> list[float]:
-    """Return the mean distance in pixels between an output of a convolutional network and its receptive field.
+    """Return the mean distance in pixels between the center of a receptive field and its pixels, per convolution.
 
-    The network consists of 3 x 3 convolutions, with 2 x 2 pooling after every second one, as in VGG. All pixels of the
-    receptive field have equal weight, and the field is at most as large as the image.
-
-    Args:
-        num_layers: Number of convolutions.
-        image_size: Height and width of the image in pixels.
-
-    Returns:
-        One distance per convolution, from the center of the receptive field.
-
-    Source: https://arxiv.org/abs/1409.1556.
+    The network consists of 3 x 3 convolutions, with 2 x 2 pooling after every second one, as in VGG
+    (https://arxiv.org/abs/1409.1556). Receptive fields are at most as large as the image.
     """
     result, side, step = [], 1, 1  # Side of the receptive field, and distance between two outputs, in pixels
     for number in range(num_layers):
@@ -78,16 +63,7 @@ def draw_tokens(
 ) -> None:
     """Draw the patches and tokens of an image, the attention between two patches, and the attention distances.
 
-    Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
-        recorded: Attention weights of the image.
-        config: Configuration of the model.
-        first: Row and column of a patch, which is marked A.
-        second: Row and column of a patch, which is marked B.
-        file: Output file; the suffix determines the format.
-
-    Raises:
-        ValueError: if a patch does not exist.
+    The patches `first` and `second` are marked A and B. Raises `ValueError` if one of them does not exist.
     """
     picture = np.asarray(enlarge_small_image(image)[0])
     figure = new_figure(11, 8)

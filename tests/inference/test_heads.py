@@ -1,16 +1,23 @@
 """Test predictions, exported programs and serving of models with several heads."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
 from hf_vit.commands.visualize import visualize
+from hf_vit.inference.export import export_model
 from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
+from hf_vit.inference.serving.app import Limits
+from hf_vit.inference.serving.page import Panel
 from hf_vit.inference.serving.served_model import open_models
 from hf_vit.visualize.inspection import open_for_inspection
 
@@ -49,6 +56,8 @@ def test_predictions_are_those_of_the_heads_with_a_panel_for_each(workplace: Pat
         assert picture.width > 2 * 50
     with pytest.raises(ValueError, match="tile_size=32 requires a model of hf_vit for object detection"):
         list(predict_files(str(workplace / "both"), [image], tile_size=32))
+    with pytest.raises(ValueError, match=r"--threshold 0\.9 applies to a single head .* Set --head"):
+        list(predict_files(str(workplace / "both"), [image], threshold=0.9))
 
 
 def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, tmp_path: Path) -> None:
@@ -85,6 +94,13 @@ def test_exported_programs_name_the_outputs_of_each_head(workplace: Path) -> Non
     assert min_grid(model) == min_grid(HfViTForDepthEstimation.from_pretrained(workplace / "rooms"))
 
 
+def test_exported_folders_hold_the_labels_of_each_head(workplace: Path, tmp_path: Path) -> None:
+    export_model(workplace / "both", tmp_path / "torch", "torch")
+    labels = json.loads((tmp_path / "torch" / "labels.json").read_text())
+    assert labels["species"] == {str(number): f"LABEL_{number}" for number in range(small_config().num_labels)}
+    assert labels.keys() == {"rooms", "species"}
+
+
 def test_served_models_answer_with_all_heads(workplace: Path) -> None:
     (served,) = open_models([str(workplace / "both")], {"threshold": None, "candidate_labels": None})
     (good, _), (bad, _) = served.predict([(workplace / "image.png").read_bytes(), b"no image"])
@@ -92,3 +108,22 @@ def test_served_models_answer_with_all_heads(workplace: Path) -> None:
     assert "cannot be decoded" in bad["error"]
     (vector,) = served.embed([(workplace / "image.png").read_bytes()])
     assert len(vector) == small_config().hidden_size
+    with gr.Blocks(), served.threads["predictions"]:
+        *_, text, _ = Panel(served, Limits()).answer((workplace / "image.png").read_bytes())
+    parts = dict(re.findall(r"<h4>(\w+)</h4>(.*?)(?=<h4>|$)", text))
+    assert parts.keys() == {"rooms", "species"}
+    assert good["species"]["label"] in parts["species"]
+    assert f"{good['rooms']['max']:.2f} meters" in parts["rooms"]
+
+
+def test_parquet_files_hold_the_predictions_of_all_heads(workplace: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    images = [workplace / "image.png", tmp_path / "broken.png"]
+    (expected, _) = predict_files(str(workplace / "both"), images)
+    (shard,) = predict_files(str(workplace / "both"), images, output_dir=tmp_path / "shards", rows_per_shard=5)
+    good, bad = pq.read_table(shard["written"]).to_pylist()
+    assert good["species"]["label"] == expected["species"]["label"]
+    assert good["rooms"] == expected["rooms"]
+    assert good["rooms_depth_png"]["bytes"].startswith(b"\x89PNG")
+    assert bad["species"] is None
+    assert "cannot be read" in bad["error"]

@@ -210,6 +210,12 @@ def test_bfloat16_answers_in_the_precision_of_the_model(kind: type) -> None:
     assert largest_difference(outputs.to_tuple()[0], expected.to_tuple()[0]) < 5e-2
 
 
+def test_arguments_can_be_given_by_position() -> None:
+    model, images, labels = make(), images_of(), torch.tensor([0, 1])
+    fast = hf_vit.optimize_for_inference(model, compile=False, dtype="float32")
+    assert torch.equal(fast(images, labels).loss, model(images, labels).loss)
+
+
 @pytest.mark.parametrize(("share", "kept"), [(1.5, False), (0.9921875, False), (0.96875, True)])
 def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: float, kept: bool) -> None:
     model, now = make(), [0.0]

@@ -217,6 +217,7 @@ def test_invalid_requests_return_an_error_message(client: TestClient, tmp_path: 
     (tmp_path / "photo.png").write_bytes(PHOTOS[0])
     requests: list[tuple[int, str, dict[str, Any]]] = [
         (404, "/v1/predict", {"files": files(PHOTOS[0]), "data": {"model": "none"}}),
+        (404, "/v1/embeddings", {"json": {"input": [], "model": ["classes"]}}),
         (400, "/v1/predict", {"files": files(PHOTOS[0]), "data": {"model": "encoder"}}),
         (422, "/v1/predict", {}),
         (422, "/v1/predict", {"data": {"image": str(tmp_path / "photo.png")}}),
@@ -353,6 +354,13 @@ def test_a_space_contains_its_models(folder: Path, tmp_path: Path, capsys: pytes
     assert json.loads((tmp_path / "space" / "models" / "classes" / "config.json").read_text())
     with pytest.raises(ValueError, match="is not empty"):
         write_space(["user/name"], tmp_path / "space")
+    cli.main(["serve", "user/name", "--head", "rooms", "--labels", "a", "--space", str(tmp_path / "head")])
+    assert "7860, top_k=3, labels=['a'], head='rooms')" in (tmp_path / "head" / "app.py").read_text()
+    with pytest.raises(SystemExit, match="cannot keep a token secret"):
+        cli.main(["serve", "user/name", "--token", "key", "--space", str(tmp_path / "token")])
+    (tmp_path / "classes").mkdir()
+    with pytest.raises(ValueError, match="Several models are named models/classes"):
+        write_space([str(folder / "classes"), str(tmp_path / "classes")], tmp_path / "twice")
 
 
 def test_duplicate_and_unknown_models_raise_an_error(folder: Path, tmp_path: Path) -> None:

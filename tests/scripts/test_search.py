@@ -79,5 +79,6 @@ def test_unreadable_images_pages_of_results_and_errors(place: Path, caplog: pyte
         Image.new("RGB", (40, 50), (number, 0, 0)).save(place / "photos" / f"{number}.png")
     search_images(str(place / "model"), place / "photos", "red", top_k=203, picture=place / "found.png")
     assert (place / "found-2.png").is_file()
-    with pytest.raises(ValueError, match=r"Pictures cannot be saved as .*found\.xyz"):
-        search_images("no/model", place / "photos", "red", picture=place / "found.xyz")
+    for name in ("found.xyz", "found.mp4"):
+        with pytest.raises(ValueError, match=f"Pictures cannot be saved as .*{name}"):
+            search_images("no/model", place / "photos", "red", picture=place / name)

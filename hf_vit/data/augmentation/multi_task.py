@@ -14,15 +14,10 @@ Key = tuple[str, int, int]  # name of the task, index of the example, and number
 
 @dataclass(eq=False, repr=False)
 class MultiTaskDataset(AugmentedDataset):
-    """Augmented examples of several tasks.
-
-    Args:
-        parts: Augmented examples of each task by its name.
-        shares: Share of the training steps of each task; only the ratios matter.
-    """
+    """Augmented examples of several tasks, by the names of the tasks."""
 
     parts: Mapping[str, AugmentedDataset] = field(kw_only=True)
-    shares: Mapping[str, float] = field(kw_only=True)
+    shares: Mapping[str, float] = field(kw_only=True)  # shares of the training steps; only the ratios matter
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
@@ -40,14 +35,10 @@ class TaskSampler(torch.utils.data.Sampler[Key]):
     Each step is assigned to the task that is furthest behind its share, so that tasks alternate evenly. Each task
     iterates over its examples repeatedly, in a new random order each time. The order depends only on the seed, the
     step size and the epoch, so that a run with several processes and a resumed run use the same examples.
-
-    Args:
-        dataset: The examples.
-        step_size: Number of examples in a training step, over all processes and accumulated batches.
     """
 
     dataset: MultiTaskDataset
-    step_size: int
+    step_size: int  # number of examples in a training step, over all processes and accumulated batches
 
     @property
     def num_steps(self) -> int:

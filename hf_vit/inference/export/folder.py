@@ -106,7 +106,8 @@ def write_companions(
 ) -> None:
     """Writes the files that accompany a program: config, labels, image processor, tokenizer, script and model card."""
     model.config.to_json_file(folder / "config.json")
-    labels = {} if isinstance(model, WITHOUT_LABELS) else model.config.id2label
+    of_heads = {name: model.config.for_head(name).id2label for name in model.config.heads}
+    labels = {} if isinstance(model, WITHOUT_LABELS) else of_heads or model.config.id2label
     (folder / "labels.json").write_text(json.dumps(labels, indent=2) + "\n", encoding="utf-8")
     image_processor = load_image_processor(source, **kwargs)
     image_processor.to_json_file(folder / "preprocessor_config.json")
@@ -120,13 +121,7 @@ def write_companions(
 
 
 def missing_script_reason(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
-    """Returns the reason why `run.py` does not support a program, or None if it does.
-
-    Args:
-        model: The exported model.
-        format: Name of the export format.
-        options: Options of the image processor.
-    """
+    """Returns the reason why `run.py` does not support a program, or None. `options` are of the image processor."""
     if format != "onnx":
         return "it supports ONNX only"
     if isinstance(model, WITH_OTHER_INPUTS):
@@ -150,18 +145,11 @@ def write_card(
 ) -> None:
     """Writes the model card, README.md.
 
-    Args:
-        folder: Folder of the program.
-        model: The exported model.
-        source: Folder of the saved model, or its name on the Hub.
-        chosen: The export format.
-        rows: Differences between the outputs of program and model.
-        missing: Reason why `run.py` was not written; None if it was.
-        window_scale: Image processor option for sliding windows, which programs do not support; None if not set.
+    `missing` is the reason why `run.py` was not written. `window_scale` is the image processor option for sliding
+    windows, which programs do not support.
     """
-    name = Path(source).name
-    inputs = example_inputs(model, 1, min_grid(model))
-    bounds, patch = chosen.bounds(model), to_pair(model.config.patch_size)
+    name, least = Path(source).name, min_grid(model)
+    inputs, bounds, patch = example_inputs(model, 1, least), chosen.bounds(model), to_pair(model.config.patch_size)
     card = ModelCard.from_template(
         ModelCardData(tags=["vision", "hf_vit", chosen.name], base_model=None if Path(source).exists() else source),
         template_path=str(TEMPLATE),
@@ -174,7 +162,7 @@ def write_card(
         outputs=[row.output for row in rows if row[:3] == rows[0][:3]],
         rows=rows,
         patch=patch,
-        least=[side * size for side, size in zip(min_grid(model), patch, strict=True)],
+        least=[side * size for side, size in zip(least, patch, strict=True)],
         largest=None if bounds.grid is None else [side * size for side, size in zip(bounds.grid, patch, strict=True)],
         most_images=bounds.batch,
         megabytes=sum(file.stat().st_size for file in folder.iterdir()) / 1e6,

@@ -34,26 +34,16 @@ MAX_GRID_RATIO = 2
 
 @dataclass(frozen=True)
 class Format:
-    """An export format.
+    """An export format."""
 
-    Args:
-        name: Name of the format, as in `transformers.exporters`.
-        file: File name of the program.
-        packages: Packages required to write and run the program.
-        write: Function that writes a traced program with the given output names to a file. If None, the exporter of
-            transformers is used.
-        open: Function that opens the program in a file and returns a function that runs it.
-        extra: Extra of hf_vit that installs `packages`.
-        is_bounded: Whether memory is allocated ahead of time, which limits the batch and image size.
-    """
-
-    name: str
-    file: str
-    packages: tuple[str, ...]
+    name: str  # as in `transformers.exporters`
+    file: str  # file name of the program
+    packages: tuple[str, ...]  # packages required to write and run the program
+    # Function that writes a traced program with the given output names to a file. None selects that of transformers.
     write: Callable[[torch.export.ExportedProgram, Path, tuple[str, ...]], None] | None
-    open: Callable[[Path, tuple[str, ...]], Run]
-    extra: str = "export"
-    is_bounded: bool = False
+    open: Callable[[Path, tuple[str, ...]], Run]  # opens the program in a file and returns a function that runs it
+    extra: str = "export"  # extra of hf_vit that installs `packages`
+    is_bounded: bool = False  # whether memory is allocated ahead of time, which limits the batch and image size
 
     def bounds(self, model: HfViTPreTrainedModel) -> Bounds:
         """Returns the largest batch size and patch grid of a program in this format."""
@@ -200,14 +190,9 @@ def write_program(
 ) -> None:
     """Traces a model and writes the program, with dynamic batch and image size.
 
-    Args:
-        model: Model in evaluation mode, in float32 on the CPU.
-        chosen: The export format.
-        file: File to write. Some formats write the weights to a second file in the same folder.
-        outputs: Names of the outputs; by default those of `output_names`.
-
-    Raises:
-        RuntimeError: if the format does not support the model.
+    The model must be in evaluation mode, in float32 on the CPU. Some formats write the weights to a second file in the
+    same folder. By default, the outputs are those of `output_names`. If the format does not support the model,
+    exporters raise errors of different types.
     """
     if chosen.write is not None:
         chosen.write(trace(model, chosen, outputs), file, outputs or output_names(model))

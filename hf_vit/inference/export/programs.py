@@ -69,14 +69,10 @@ class HfViTProgram(nn.Module):
 
 def flat(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns outputs by name. The names of the outputs of a head start with the name of the head."""
-    heads = outputs.get("answers", {})
-    own = {
-        f"{head}_{name}": value
-        for head, answer in heads.items()
-        for name, value in answer.items()
-        if name not in LEFT_OUT
-    }
-    return {**{name: value for name, value in outputs.items() if name != "answers"}, **own}
+    found = {name: value for name, value in outputs.items() if name != "answers"}
+    for head, answer in outputs.get("answers", {}).items():
+        found |= {f"{head}_{name}": value for name, value in answer.items() if name not in LEFT_OUT}
+    return found
 
 
 @torch.no_grad()
@@ -88,11 +84,7 @@ def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
 
 
 def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
-    """Opens a saved model in float32, with the class and task that it was saved with.
-
-    Args:
-        name_or_path: Folder of a saved model, or its name on the Hub.
-        **kwargs: Arguments of `from_pretrained`, such as `revision`.
+    """Opens a saved model in float32, with the class and task that it was saved with, by `from_pretrained`.
 
     Raises:
         ValueError: if the model cannot be exported, or has missing or non-finite weights.
@@ -113,17 +105,10 @@ def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
 
 
 def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: int = 0) -> dict[str, Tensor]:
-    """Returns random inputs of a model.
+    """Returns random inputs of a model of any task for `batch` images with a patch grid (h, w).
 
-    Args:
-        model: Model of any task.
-        batch: Number B of images.
-        grid: Rows and columns (h, w) of patches.
-        seed: Seed of the random numbers.
-
-    Returns:
-        `pixel_values` (B, C, H, W); for masked image modeling also `bool_masked_pos` (B, N); for image-text models
-        also `input_ids` and `attention_mask` (T, S), with T = B + 1.
+    The inputs are `pixel_values` (B, C, H, W); for masked image modeling also `bool_masked_pos` (B, N); for image-text
+    models also `input_ids` and `attention_mask` (T, S), with T = B + 1.
     """
     config, generator = model.config, torch.Generator().manual_seed(seed)
     height, width = (side * patch for side, patch in zip(grid, to_pair(config.patch_size), strict=True))
@@ -216,15 +201,9 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[Difference]:
-    """Compares an exported program with its model at three batch sizes and three image sizes.
+    """Yields the differences of all outputs of a program and its model at three batch sizes and three image sizes.
 
-    Args:
-        model: Model in evaluation mode, in float32 on the CPU.
-        run: Function that runs the program.
-        bounds: Largest batch size and patch grid of the program.
-
-    Yields:
-        The difference of each output at each size.
+    The model must be in evaluation mode, in float32 on the CPU.
 
     Raises:
         ValueError: if the program fails at one of the sizes, or its output shapes differ from those of the model.

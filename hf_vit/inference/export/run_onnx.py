@@ -38,7 +38,11 @@ def read_pixels(file: str) -> np.ndarray:
         pixels = np.asarray(image.resize((width, height), OPTIONS["resample"]))
     if OPTIONS.get("do_center_crop"):
         height, width = OPTIONS["crop_size"]["height"], OPTIONS["crop_size"]["width"]
-        top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+        missing = max(0, height - pixels.shape[0]), max(0, width - pixels.shape[1])
+        borders = [(side // 2, side - side // 2) for side in missing]
+        pixels = np.pad(pixels, [*borders, (0, 0)][: pixels.ndim])
+        halve = round if OPTIONS.get("crop_rounding") == "half_to_even" else int
+        top, left = halve((pixels.shape[0] - height) / 2), halve((pixels.shape[1] - width) / 2)
         pixels = pixels[top : top + height, left : left + width]
     pixels = pixels.reshape(*pixels.shape[:2], -1) * np.float32(
         OPTIONS["rescale_factor"] if OPTIONS["do_rescale"] else 1

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ SPACE_APP = """\
 from hf_vit.inference.serving import serve_models
 
 
-serve_models({models!r}, host="0.0.0.0", port=7860)
+serve_models({models!r}, host="0.0.0.0", port=7860{arguments})
 """
 
 
@@ -73,17 +74,19 @@ def serve_models(
         labels: Texts to choose from, for image-text models, such as cat "a red car".
         optimize: Whether to optimize models of hf_vit for this machine first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code that comes with the models; hf_vit and transformers need none.
-        space: Write the folder of a Hugging Face Space that serves the models, instead of serving them.
+        space: Write the folder of a Hugging Face Space that serves the models with top_k, labels, optimize,
+            trust_remote_code and head, instead of serving them.
         head: Head of multi-task models; by default all heads.
         report: Function that receives progress messages.
 
     Raises:
         ImportError: if a package is missing.
         OSError: if a model does not exist, or the port is in use.
-        ValueError: if a model is not supported, or two models have the same name.
+        ValueError: if a model is not supported, two models have the same name, or a Space is written with a token.
     """
+    options: Any = {"optimize": optimize, "trust_remote_code": trust_remote_code, "head": head}
     if space is not None:
-        write_space(models, space)
+        write_space(models, space, token=token, top_k=top_k, labels=labels, **options)
         report(f"Wrote the Space {space}. Upload it: hf upload --repo-type space USER/NAME {space}")
         return
     check_packages("hf-vit serve", *PACKAGES, extra="serve")
@@ -93,7 +96,6 @@ def serve_models(
         from .served_model import open_models
 
         given = {"top_k": top_k, "candidate_labels": labels}
-        options: Any = {"optimize": optimize, "trust_remote_code": trust_remote_code, "head": head}
         opened = open_models(models, given, batch_size, max_queue, **options)
         run_server(opened, Limits(round(max_megabytes * 1e6), max_pixels, timeout), token, host, port, report)
 
@@ -113,26 +115,31 @@ def prepare_process() -> Iterator[None]:
         yield
 
 
-def write_space(models: Sequence[str], folder: Path) -> None:
+def write_space(models: Sequence[str], folder: Path, *, token: str | None = None, **options: Any) -> None:
     """Write the folder of a Hugging Face Space: `app.py`, `requirements.txt`, `README.md` and models that are folders.
+
+    `app.py` calls `serve_models` with the given options.
 
     Raises:
         OSError: if the folder cannot be written.
-        ValueError: if the folder exists and is not empty.
+        ValueError: if the folder exists and is not empty, two models have the same name, or a token is given.
     """
+    if token is not None:
+        raise ValueError("A Space cannot keep a token secret. Remove --token, and make the Space private.")
     check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"The folder {folder} is not empty. Choose a new folder for --space.")
-    names = []
-    for model in models:
-        source = Path(model)
-        names.append(f"models/{source.resolve().name}" if source.is_dir() else model)
-        for file in [file for pattern in MODEL_FILES for file in source.glob(pattern)] if source.is_dir() else ():
-            (folder / names[-1]).mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, folder / names[-1])
+    names = [f"models/{Path(model).resolve().name}" if Path(model).is_dir() else model for model in models]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"Several models are named {', '.join(sorted(repeated))}. Rename their folders.")
     folder.mkdir(parents=True, exist_ok=True)
+    for model, name in zip(models, names, strict=True):
+        for file in chain.from_iterable(map(Path(model).glob, MODEL_FILES)):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / name)
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items() if value not in (None, False))
     texts = {
-        "app.py": SPACE_APP.format(models=names),
+        "app.py": SPACE_APP.format(models=names, arguments=arguments),
         "requirements.txt": "hf-vit[serve]\n",
         "README.md": SPACE_README.format(title=Path(names[0]).name, models=" ".join(names)),
     }

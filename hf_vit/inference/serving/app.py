@@ -138,7 +138,7 @@ class Endpoint:
     def find_thread(self, name: str | None, kind: str) -> tuple[str, BatchThread]:
         """Return the name and a thread of a model, by default of the first model."""
         name = next(iter(self.models)) if name is None else name
-        if name not in self.models:
+        if name not in [*self.models]:  # a list, because the name in a JSON request can be any object
             raise HTTPException(404, f"There is no model {name!r}. Choose one of {', '.join(self.models)}.")
         if kind not in self.models[name].threads:
             raise HTTPException(400, f"The model {name!r} has no {kind}.")
@@ -236,12 +236,9 @@ def error_response(error: StarletteHTTPException) -> JSONResponse:
 
 
 def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token: str | None = None) -> FastAPI:
-    """Return the application of models. Their threads run during the lifespan of the application.
+    """Return the application of models with different names, of which the first is the default.
 
-    Args:
-        models: Models with different names; the first is the default.
-        limits: Limits of requests; None means the defaults.
-        token: Token that requests need, except those for `OPEN_ROUTES`; None means that no token is needed.
+    The threads of the models run during its lifespan. If a token is given, only `OPEN_ROUTES` can be used without it.
     """
     limits = limits or Limits()
 

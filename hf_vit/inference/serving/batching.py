@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -15,24 +16,21 @@ class QueueFullError(Exception):
     """Raised if inputs are refused because too many are waiting."""
 
 
+@dataclass(eq=False)
 class BatchThread:
     """Thread that answers all waiting inputs in one batch.
 
     A future that is cancelled before its batch starts is not computed. If a batch fails, its inputs are answered one
     by one, so that an error affects only its own input.
-
-    Args:
-        answer: Function that returns the answers for a list of inputs.
-        batch_size: Maximum number of inputs per batch.
-        max_queue: Maximum number of inputs that wait or are computed; None means unlimited.
     """
 
-    def __init__(
-        self, answer: Callable[[list[Any]], Sequence[Any]], batch_size: int, max_queue: int | None = None
-    ) -> None:
-        self.answer, self.batch_size, self.max_queue = answer, batch_size, max_queue
-        self.record_size: Callable[[int], None] = lambda size: None  # receives the size of each batch
-        self.num_pending = 0  # inputs that wait or are computed
+    answer: Callable[[list[Any]], Sequence[Any]]  # returns the answers for a list of inputs
+    batch_size: int  # maximum number of inputs per batch
+    max_queue: int | None = None  # maximum number of inputs that wait or are computed; None means unlimited
+    record_size: Callable[[int], None] = lambda size: None  # receives the size of each batch
+    num_pending: int = 0  # inputs that wait or are computed
+
+    def __post_init__(self) -> None:
         self._requests, self._lock = queue.SimpleQueue[Request | None](), threading.Lock()
         self.thread = threading.Thread(target=self._run, daemon=True, name="batches")
 

@@ -76,7 +76,8 @@ class Panel:
         """Return the heading, slider, table and attention for a photo, or for no photo."""
         if photo is None:
             return [self.title(), gr.update(**HIDDEN), EMPTY, gr.update(**HIDDEN)]
-        start, line, answer = perf_counter(), {"error": find_image_error(photo, self.limits.max_pixels)}, None
+        start, answer = perf_counter(), None
+        line: dict[str, Any] = {"error": find_image_error(photo, self.limits.max_pixels)}
         if line["error"] is None:
             try:
                 (future,) = self.model.threads["predictions"].submit([photo])
@@ -84,15 +85,18 @@ class Panel:
             except (QueueFullError, TimeoutError) as failure:
                 line = {"error": str(failure) or "There was no answer in time. Try again."}
         if "error" in line:
-            text = f'<p class="error">{html.escape(str(line["error"]))}</p>'
+            text = f'<p class="error">{html.escape(line["error"])}</p>'
             return [self.title(), gr.update(**HIDDEN), text, gr.update(**HIDDEN)]
         milliseconds, overlay, slider = 1000 * (perf_counter() - start), self.predictor.writer.overlay, HIDDEN
         if overlay is not None:
             decoded = self.decode(photo)
             picture = Image.fromarray(as_picture(overlay(decoded, answer, self.predictor.pipe.model.config)))
             slider = {"value": (decoded.resize(picture.size), picture), "visible": True}
-        title = self.title(f"· {milliseconds:.0f} ms")
-        return [title, gr.update(**slider), self.describe(line), gr.update(**HIDDEN)]
+        if self.predictor.writer.pipeline == "multi-task":
+            text = "".join(f"<h4>{html.escape(name)}</h4>{self.describe(own)}" for name, own in line.items())
+        else:
+            text = self.describe(line)
+        return [self.title(f"· {milliseconds:.0f} ms"), gr.update(**slider), text, gr.update(**HIDDEN)]
 
     def describe(self, line: dict[str, Any]) -> str:
         """Return the legend and the scores of a prediction as HTML."""

@@ -1,6 +1,7 @@
 """A served model: predictions and embeddings of encoded images, computed in batches by threads."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -72,30 +73,20 @@ class EmbeddingPipeline(HfViTImageFeatureExtractionPipeline):
         return list(outputs.tolist())
 
 
+@dataclass(eq=False)
 class ServedModel:
-    """A model with the threads that answer its requests, one for each of "predictions" and "embeddings".
+    """A model with the threads that answer its requests, one for each of "predictions" and "embeddings"."""
 
-    Args:
-        name: Name of the model in requests.
-        source: Folder or name on the Hub.
-        predictor: Pipeline of the task; None if the model has no head for a task.
-        embedder: Pipeline for embeddings; None if the model is not a supported ViT.
-        batch_size: Maximum number of images per batch.
-        max_queue: Maximum number of images per thread that wait or are computed.
-    """
+    name: str  # name of the model in requests
+    source: str  # folder or name on the Hub
+    predictor: Predictor | None  # pipeline of the task; None if the model has no head for a task
+    embedder: EmbeddingPipeline | None  # pipeline for embeddings; None if the model is not a supported ViT
+    batch_size: InitVar[int] = 16  # maximum number of images per batch
+    max_queue: InitVar[int] = 256  # maximum number of images per thread that wait or are computed
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        predictor: Predictor | None,
-        embedder: EmbeddingPipeline | None,
-        batch_size: int = 16,
-        max_queue: int = 256,
-    ) -> None:
-        self.name, self.source, self.predictor, self.embedder = name, source, predictor, embedder
-        self.task = "image-feature-extraction" if predictor is None else predictor.writer.pipeline
-        given = {"predictions": (predictor, self.predict), "embeddings": (embedder, self.embed)}
+    def __post_init__(self, batch_size: int, max_queue: int) -> None:
+        self.task = "image-feature-extraction" if self.predictor is None else self.predictor.writer.pipeline
+        given = {"predictions": (self.predictor, self.predict), "embeddings": (self.embedder, self.embed)}
         answers = {kind: answer for kind, (pipe, answer) in given.items() if pipe is not None}
         self.threads = {kind: BatchThread(answer, batch_size, max_queue) for kind, answer in answers.items()}
 
@@ -105,12 +96,11 @@ class ServedModel:
         If an image cannot be decoded, the dictionary is `{"error": ...}`.
         """
         assert self.predictor is not None
-        inputs, found = make_inputs(images, self.predictor), []
-        for number, answer in enumerate(self.predictor.answers(inputs)):
-            is_error = "error" in answer
-            line = refusal(answer) if is_error else self.predictor.describe(answer, inputs, number)
-            found.append((line, answer))
-        return found
+        inputs = make_inputs(images, self.predictor)
+        return [
+            (refusal(answer) if "error" in answer else self.predictor.describe(answer, inputs, number), answer)
+            for number, answer in enumerate(self.predictor.answers(inputs))
+        ]
 
     def embed(self, images: Sequence[bytes]) -> list[Any]:
         """Return the vector of each image, or `{"error": ...}` if the image cannot be decoded."""
@@ -130,13 +120,13 @@ def open_models(
     batch_size: int = 16,
     max_queue: int = 256,
     *,
-    optimize: bool = False,
-    trust_remote_code: bool = False,
     head: str | None = None,
+    **options: Any,
 ) -> list[ServedModel]:
     """Open models for predictions and embeddings; see `serve_models` for the arguments.
 
-    `given` has the options of pipelines. Without texts to choose from, image-text models only compute embeddings.
+    `given` has the options of pipeline calls, and `options` those of `open_predictor`. Without texts to choose from,
+    image-text models only compute embeddings.
 
     Raises:
         OSError: if a model does not exist.
@@ -150,15 +140,7 @@ def open_models(
         writer, predictor = find_writer(read_config(source, head=head), None), None
         is_image_text = writer is not None and writer.pipeline == ZERO_SHOT
         if writer is not None and (not is_image_text or given.get("candidate_labels")):
-            predictor = open_predictor(
-                source,
-                writer,
-                given,
-                batch_size=batch_size,
-                optimize=optimize,
-                trust_remote_code=trust_remote_code,
-                head=head,
-            )
+            predictor = open_predictor(source, writer, given, batch_size=batch_size, head=head, **options)
         embedder = open_embedder(source, is_image_text, predictor)
         if predictor is None and embedder is None:
             raise ValueError(f"{source} supports neither predictions nor embeddings.")

@@ -183,19 +183,12 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             return {}
         chosen, total = {}, sum(head["share"] for head in self.options.heads.values())
         for name, part in self.make_parts().items():
-            head = self.options.heads[name]
-            overrides = part.options.overrides()
+            head, overrides = self.options.heads[name], part.options.overrides()
             nested = [key for value in overrides.values() if isinstance(value, dict) for key in value]
-            batch = self.args.images_per_step
+            given, config = {*head, *overrides, *nested}, part.options.config_overrides or {}
             steps = max(1, round(self.args.max_steps * head["share"] / total)) if self.args.max_steps > 0 else None
-            options = choose(
-                part.defaults,
-                gather_facts(part),
-                {*head, *overrides, *nested},
-                part.options.config_overrides or {},
-                steps=steps,
-                batch=batch,
-            )
+            facts, batch = gather_facts(part), self.args.images_per_step
+            options = choose(part.defaults, facts, given, config, steps=steps, batch=batch)
             config = options.pop("config_overrides", {})
             heads = {key: value for key, value in config.items() if isinstance(value, dict)}
             allowed = options_of(part.fields()["options"]).keys() - {*MIXED, *head}
@@ -205,7 +198,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
 
     def count_training_images(self) -> int:
         """Return the number of training images of all heads."""
-        return sum(len(known["loaded"].splits["train"]) for known in self.known.values())
+        return self.count_evaluated_images("train")
 
     def count_evaluated_images(self, split: str) -> int:
         """Return the number of images of a split of all heads."""
@@ -266,8 +259,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 *(callback for part in self.heads.values() for callback in part.callbacks()),
             ],
             weights=LossWeights(
-                {name: float(heads[name]["weight"]) for name in trainers},
-                self.options.loss_weighting == "scaled",
+                {name: float(heads[name]["weight"]) for name in trainers}, self.options.loss_weighting == "scaled"
             ),
         )
         trainer.parts = trainers

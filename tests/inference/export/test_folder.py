@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import runpy
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +30,7 @@ from hf_vit.inference.export.formats import FORMATS
 from hf_vit.inference.export.programs import Run
 
 from ...helpers.fresh import run_python
+from ...helpers.images import noise
 from ...helpers.models import small_config
 
 
@@ -106,6 +109,23 @@ def test_the_script_gives_what_the_pipeline_gives_without_torch(saved: Path, exp
     with torch.no_grad():
         logits = model(**image_processor(Image.open(photo), return_tensors="pt")).logits
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npz")["logits"], logits.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounding", ["down", "half_to_even"])
+def test_the_script_crops_as_the_image_processor_does(rounding: str, tmp_path: Path) -> None:
+    size = {"height": 40, "width": 32}  # larger than the image in one direction, smaller in the other one
+    processor = hf_vit.HfViTImageProcessorPil(
+        do_resize=False, do_center_crop=True, crop_size=size, crop_rounding=rounding
+    )
+    processor.to_json_file(tmp_path / "preprocessor_config.json")
+    for name in ("labels", "config"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    shutil.copy(export_folder.RUN, tmp_path / "run.py")
+    image = Image.fromarray(noise(35, 39, 3))
+    image.save(tmp_path / "photo.png")
+    found = runpy.run_path(str(tmp_path / "run.py"))["read_pixels"](str(tmp_path / "photo.png"))
+    expected = processor(image, return_tensors="pt").pixel_values.numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 WHOLE = {"size": {"shortest_edge": 36}, "do_center_crop": False, "do_pad": True, "ensure_multiple_of": 8}
