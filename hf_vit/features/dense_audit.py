@@ -111,16 +111,24 @@ def _show_mask(image: Image.Image, mask: Tensor, scores: Tensor, names: tuple[st
     return text, marked
 
 
-def _rank_objects(found: Audit, scores: np.ndarray, issues: pd.DataFrame, names: tuple[str, ...]) -> None:
-    """Set the score (N,) of each image to that of its worst object, and draw the reported images.
+def find_likelihoods(issues: pd.DataFrame) -> pd.Series:
+    """Return, for each difference between given and predicted boxes, how likely the given box is wrong, in [0, 1].
 
-    The score of a difference is multiplied by e / (e + p), where p is the share of objects of the class that have
-    another difference of the same kind with at least this score: what a weak model often contradicts is no evidence.
+    This is the score times e / (e + p), where e is `ERROR_RATE`, and p the number of other differences of the same
+    kind with at least this score, divided by the number of given boxes. A kind of difference that a weak model often
+    finds is little evidence of an error.
+
+    Args:
+        issues: Fields of `ObjectIssue` as columns.
     """
-    is_given = issues["kind"] != "overlooked"
-    others = issues.groupby(["kind", "label"])["score"].rank(method="max", ascending=False) - 1
-    totals = issues["label"].map(issues["label"][is_given].value_counts()).fillna(1)
-    issues["likelihood"] = issues["score"] * ERROR_RATE / (ERROR_RATE + others / totals)
+    others = issues.groupby("kind")["score"].rank(method="max", ascending=False) - 1
+    num_given = max(1, (issues["kind"] != "overlooked").sum())
+    return issues["score"] * ERROR_RATE / (ERROR_RATE + others / num_given)
+
+
+def _rank_objects(found: Audit, scores: np.ndarray, issues: pd.DataFrame, names: tuple[str, ...]) -> None:
+    """Set the score (N,) of each image to that of its worst object, and draw the reported images."""
+    is_given, issues["likelihood"] = issues["kind"] != "overlooked", find_likelihoods(issues)
     for number, own in issues.groupby("image"):
         worst = own.loc[own["likelihood"].idxmax()]
         scores[number] = worst["likelihood"]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
@@ -13,6 +14,7 @@ from sklearn.metrics import average_precision_score
 import hf_vit
 from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
 from hf_vit.features.audit_result import write_cleaned
+from hf_vit.features.dense_audit import BOX_CUT, find_likelihoods
 from hf_vit.features.image_checks import outlier_scores
 from hf_vit.features.label_quality import (
     LABEL_CUT,
@@ -132,6 +134,14 @@ def test_each_kind_of_wrong_box_is_found() -> None:
     assert len(find_object_issues(target, prediction)) == 7
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
     assert {issue.kind for issue in find_object_issues(target, none)} == {"unconfirmed"}
+
+
+def test_several_errors_in_a_rare_class_are_reported_and_frequent_differences_are_not() -> None:
+    swapped = pd.DataFrame({"kind": "swapped", "label": 1, "score": [0.9, 0.85, 0.8]})  # 3 of 10 objects of the class
+    right = pd.DataFrame({"kind": "unconfirmed", "label": [0] * 290 + [1] * 7, "score": 0.6})
+    likelihoods = find_likelihoods(pd.concat([swapped, right], ignore_index=True))
+    assert (likelihoods[:3] > BOX_CUT).all()
+    assert (likelihoods[3:] < 0.1).all()
 
 
 def test_masks_with_a_wrong_region_rank_first() -> None:
