@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hf_vit
-from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection, HfViTModel
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForMultiTask,
+    HfViTForObjectDetection,
+    HfViTModel,
+)
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
@@ -121,6 +126,19 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
     with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, rooms"):
         evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
+
+
+def test_a_report_does_not_drop_paths(places: dict[str, Any], tmp_path: Path) -> None:
+    config = {**OPTIONS["config_overrides"], "drop_path_rate": 0.5}
+    options = {**OPTIONS, "tasks": places, "config_overrides": config, "max_steps": 2, "save_strategy": "no"}
+    train(TASKS["multi-task"], {**options, "output_dir": str(tmp_path / "both")}, lambda _: None)
+    saved = {"model_name_or_path": str(tmp_path / "both"), "head": "rooms", "dataset_name": places["rooms"]["data"]}
+    evaluate({**saved, "output_dir": str(tmp_path / "rooms"), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
+    alone, trained = (
+        json.loads((folder / "rooms" / "validation_scores.json").read_text())
+        for folder in (tmp_path, tmp_path / "both")
+    )
+    assert alone == pytest.approx(trained, rel=1e-5)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
