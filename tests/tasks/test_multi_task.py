@@ -1,6 +1,7 @@
 """Test the training of several heads on one backbone: order of tasks, loss weights, processes, resume and report."""
 
 import json
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -139,6 +140,23 @@ def test_a_report_does_not_drop_paths(places: dict[str, Any], tmp_path: Path) ->
         for folder in (tmp_path, tmp_path / "both")
     )
     assert alone == pytest.approx(trained, rel=1e-5)
+
+
+def test_an_evaluation_uses_the_data_options_of_its_head(scenes: Path, tmp_path: Path) -> None:
+    masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
+    things = {"task": "universal-segmentation", "thing_classes": "cat,dog", "validation_as_test": False}
+    tasks = {"rooms": {**HEADS["rooms"], "depth_scale": 700.0}, "things": {**things, "config_overrides": masks}}
+    tasks = {name: {**head, "data": str(scenes)} for name, head in tasks.items()}
+    options = {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path / "both"), "max_steps": 2, "save_strategy": "no"}
+    train(TASKS["multi-task"], options, lambda _: None)
+    for head in tasks:
+        saved = {"model_name_or_path": str(tmp_path / "both"), "head": head, "dataset_name": str(scenes)}
+        evaluate({**saved, "output_dir": str(tmp_path / head), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
+        alone, trained = (
+            {name: math.nan if score is None else score for name, score in json.loads(file.read_text()).items()}
+            for file in (folder / head / "validation_scores.json" for folder in (tmp_path, tmp_path / "both"))
+        )
+        assert alone == pytest.approx(trained, rel=1e-5, nan_ok=True)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
