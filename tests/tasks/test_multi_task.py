@@ -1,12 +1,14 @@
 """Test the training of several heads on one backbone: order of tasks, loss weights, processes, resume and report."""
 
 import json
+import logging
 import math
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,6 +19,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForMultiTask,
     HfViTForObjectDetection,
+    HfViTImageProcessor,
     HfViTModel,
 )
 from hf_vit.data.augmentation.datasets import AugmentedDataset
@@ -157,6 +160,60 @@ def test_an_evaluation_uses_the_data_options_of_its_head(scenes: Path, tmp_path:
             for file in (folder / head / "validation_scores.json" for folder in (tmp_path, tmp_path / "both"))
         )
         assert alone == pytest.approx(trained, rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_stored_features_do_not_change_the_training(
+    blocks: int, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    plain = {
+        "horizontal_flip": 0.0,
+        "photometric": 0.0,
+        "min_scale": 1.0,
+        "max_scale": 1.0,
+        "keep_aspect_ratio": False,
+    }
+    decoder = {"detection_config": {**DETECTION["detection_config"], "num_blocks": 1}}
+    tasks = {name: {**head, **plain} for name, head in places.items()}
+    tasks["cells"]["config_overrides"] = decoder
+    options = {**OPTIONS, "tasks": tasks, "save_strategy": "no", "trainable_blocks": blocks, "logging_steps": 1}
+    losses, weights, reported = [], [], list[str]()
+    for views in (0, 2, 2):
+        folder = tmp_path / f"{len(losses)}"
+        train(TASKS["multi-task"], {**options, "cached_views": views, "output_dir": str(folder)}, reported.append)
+        logs = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+        losses.append([entry["loss"] for entry in logs if "loss" in entry])
+        weights.append(load_file(folder / "model.safetensors"))
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-4)
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-4)
+    lines = [line for line in reported if line.startswith("Frozen features")]
+    assert ["reused" in line for line in lines] == [False, False, True, True]
+
+
+def test_a_universal_head_on_a_frozen_backbone_adds_blocks(scenes: Path, tmp_path: Path) -> None:
+    masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
+    tasks = {"universal-segmentation": {"data": str(scenes), "thing_classes": "cat,dog", "config_overrides": masks}}
+    task = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
+    for blocks, head in ((None, "queries"), (0, "mask")):
+        task.args.trainable_blocks = blocks
+        task.load_data()
+        assert task.make_trainer().model.heads["universal_segmentation"].options.head == head
+
+
+def test_weights_of_a_published_backbone_are_reported_once(
+    places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(image_size=24)
+    HfViTModel(config).save_pretrained(tmp_path / "backbone")
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "backbone")
+    library, reports = logging.getLogger("transformers.modeling_utils"), list[str]()
+    monkeypatch.setattr(library, "filters", [lambda record: not reports.append(record.getMessage())])
+    options = {name: value for name, value in OPTIONS.items() if name != "config_overrides"}
+    options |= {"model_name_or_path": str(tmp_path / "backbone"), "max_steps": 1, "save_strategy": "no"}
+    train(TASKS["multi-task"], {**options, "tasks": places, "output_dir": str(tmp_path / "both")}, lambda _: None)
+    assert sum("LOAD REPORT" in report for report in reports) == 1
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:
