@@ -95,6 +95,8 @@ class MultiTaskTrainer(HfViTTrainer):
         **kwargs: Arguments of `HfViTTrainer`.
     """
 
+    train_dataset: Any  # a `MultiTaskDataset`
+
     def __init__(self, *args: Any, weights: LossWeights, parts: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights, self.parts = weights, dict(parts)
