@@ -74,11 +74,19 @@ def recipe_text(values: Mapping[str, Any]) -> str:
     return RECIPE_HEADING + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
 
 
-def recipe_of(folder: Path) -> dict[str, Any]:
-    """Return the recipe in the output folder of a training run, or an empty dictionary if no recipe can be read."""
+def recipe_of(folder: Path, head: str | None = None) -> dict[str, Any]:
+    """Return the recipe in the output folder of a training run, or an empty dictionary if no recipe can be read.
+
+    For a head of a multi-task model, these are its own options, with its data as `dataset_name`.
+    """
     file = folder / RECIPE_NAME
     try:
-        return read_recipe(file) if file.is_file() else {}
+        recipe = read_recipe(file) if file.is_file() else {}
     except ValueError as error:
         logger.warning(f"Ignoring the unreadable recipe {file}: {str(error).splitlines()[0]}")
         return {}
+    if head is None:
+        return recipe
+    heads = {name.replace("-", "_"): own for name, own in (recipe.get("tasks") or {}).items()}
+    own = {"data": heads[head]} if isinstance(heads.get(head), str) else heads.get(head, {})
+    return {"dataset_name" if name == "data" else name.replace("-", "_"): value for name, value in own.items()}

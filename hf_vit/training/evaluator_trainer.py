@@ -88,6 +88,7 @@ class EvaluatorTrainer(HfViTTrainer):
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate all images and return the scores of the metric and `loss`, the weighted mean loss of the images."""
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
+        self.plain_model.base_model.eval()  # a head of a multi-task model does not register the backbone
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
         self.evaluator.calibration = self.plain_model.calibration

@@ -206,10 +206,13 @@ def tune(
 
 
 @contextmanager
-def without_load_report() -> Iterator[None]:
-    """Context manager that hides loading reports and progress bars while a checkpoint is loaded for a second time."""
-    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
-    levels = {each: each.level for each in map(logging.get_logger, names)}
+def without_load_report(hides_warnings: bool = True) -> Iterator[None]:
+    """Context manager that hides loading reports and progress bars while a checkpoint is loaded for a second time.
+
+    The warnings of this module, for example about a new head, are also hidden if `hides_warnings` is set.
+    """
+    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+    levels = {each: each.level for each in map(logging.get_logger, names + (__name__,) * hides_warnings)}
     # In transformers, enabling progress bars also enables those of huggingface_hub, which the user may have disabled.
     shows_progress = logging.is_progress_bar_enabled() and not are_progress_bars_disabled()
     for each in levels:

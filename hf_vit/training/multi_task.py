@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from ..model.task_multi_task import COUNTING
 from ..outputs import write_atomically
 from .callbacks.state import StatefulCallback
+from .finetuning.frozen_features import MODEL_INPUTS, STATES, FrozenFeatures, check_cache
 from .optimizer import find_backbone
 from .trainer import HfViTTrainer
 
@@ -19,7 +20,7 @@ from .trainer import HfViTTrainer
 NUM_MEASURED = 5  # number of steps of each head in which the gradient norm is measured
 MIN_NORM = 1e-12  # minimum gradient norm by which a weight is divided
 FILE = "loss_weights.json"
-INPUTS = ("pixel_values", "patch_attention_mask")
+INPUTS = (*MODEL_INPUTS, STATES)
 
 
 @dataclass
@@ -84,16 +85,31 @@ class LossWeights(StatefulCallback):
 class MultiTaskTrainer(HfViTTrainer):
     """Trainer of `HfViTForMultiTask`, with a callback that sets the weights of the losses.
 
-    The trainer of each single-task model evaluates its head.
+    `parts` are the trainers of the single-task models, by the names of their heads, which they evaluate.
     """
 
-    def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
+    train_dataset: Any  # a `MultiTaskDataset`
+
+    def __init__(self, *args: Any, weights: LossWeights, parts: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.weights = weights
+        self.weights, self.parts = weights, dict(parts)
+        self.stored: dict[str, FrozenFeatures] = {}  # stored features of each head
         self.losses: dict[str, list[torch.Tensor]] = {}  # losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
+        for part in parts.values() if self.options.cached_views else ():
+            part.frozen, part.args.cached_views = self.frozen, self.options.cached_views
+            check_cache(part, self.args)
+
+    def open_features(self) -> None:
+        """Compute the features of the training images of each head, or open those that are already stored."""
+        for name, part in self.parts.items():
+            part.report = self.report
+            self.stored[name] = FrozenFeatures(part)
+        datasets = {name: features.dataset for name, features in self.stored.items()}
+        self.features, self.train_dataset = None, replace(self.train_dataset, parts=datasets)
+        self.data_collator = MultiTaskCollator({name: features.collator for name, features in self.stored.items()})
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and the divisor of their losses if the head has one."""
@@ -110,6 +126,7 @@ class MultiTaskTrainer(HfViTTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run a training step, and record its head and loss."""
         (self.weights.head,) = inputs["heads"]
+        self.features = self.stored.get(self.weights.head)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.losses.setdefault(self.weights.head, []).append(loss)
         return loss

@@ -30,7 +30,8 @@ MIN_NORM = 1e-7
 
 def find_backbone(model: nn.Module) -> HfViTModel | None:
     """Return the backbone of this package in a model (possibly the model itself), or None if there is none."""
-    return next((module for module in model.modules() if isinstance(module, HfViTModel)), None)
+    shared = vars(model).get("model")  # a head of a multi-task model refers to the backbone without registering it
+    return next((module for module in (*model.modules(), shared) if isinstance(module, HfViTModel)), None)
 
 
 def may_lack_gradients(model: nn.Module) -> bool:

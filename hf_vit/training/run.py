@@ -23,9 +23,10 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from ..model.configuration_hf_vit import HfViTConfig
+from ..model.pretrained import find_head_of
 from ..options.field import Names
 from ..options.library import options_of
-from ..options.recipe import RECIPE_NAME, recipe_text, savable_values, with_recipe
+from ..options.recipe import RECIPE_NAME, recipe_of, recipe_text, savable_values, with_recipe
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs, write_atomically
 from .arguments import split_sources
@@ -59,6 +60,7 @@ logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # minimum relative change of the number of steps that is reported
 # Maximum number of values that an optimizer stores per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
+NOT_REPEATED = {"dataset_name", "max_eval_samples"}  # data options that an evaluation does not read from a recipe
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
@@ -371,6 +373,7 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
     values = with_recipe(values)
     task_class, head = find_task(values), values.pop("head", None)  # tasks have another `head`
     kinds = task_class.fields()
+    values = with_data_options(task_class, values, head)
     own = options_of(EvaluationArguments)
     for name, option in options_of(kinds["options"]).items():
         if name in values and name not in own and option["group"] not in EVALUATED:
@@ -385,6 +388,17 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
     args.name_output(options.sources)
     others = {name: kind() for name, kind in kinds.items() if name not in ("options", "args")}
     return task_class(options, args, **others), args
+
+
+def with_data_options(task_class: type[Task], values: Mapping[str, Any], head: str | None) -> dict[str, Any]:
+    """Return the given option values and, if the model was trained on the same data, those that describe this data."""
+    model, known = os.fspath(values["model_name_or_path"]), task_class.fields()["options"]
+    recipe = recipe_of(Path(model), find_head_of(task_class.model_class, read_config_of(model), head))
+    used, trained = (each.get("dataset_name") for each in (values, recipe))
+    if not used or not trained or Path(str(used)).absolute() != Path(str(trained)).absolute():
+        return dict(values)
+    data = {name for name, option in options_of(known).items() if option["group"] == "Data"} - NOT_REPEATED
+    return {**{name: value for name, value in recipe.items() if name in data}, **values}
 
 
 def find_task(values: Mapping[str, Any]) -> type[Task]:

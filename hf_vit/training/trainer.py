@@ -24,6 +24,7 @@ from transformers.utils import PushInProgress, hf_api, logging
 
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
+from ..data.augmentation.multi_task import MultiTaskDataset
 from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
@@ -170,7 +171,7 @@ class HfViTTrainer(Trainer):
         self.parts: dict[str, Any] = {}  # trainers that evaluate the heads of a multi-task model, by name
         self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
-        if self.options.cached_views:
+        if self.options.cached_views and not isinstance(self.train_dataset, MultiTaskDataset):
             check_cache(self)
         self._add_callbacks()
 
@@ -271,7 +272,7 @@ class HfViTTrainer(Trainer):
         checkpoint = self._choose_checkpoint(resume_from_checkpoint)
         self.load_states.checkpoint, self.load_states.callbacks = checkpoint, self.stateful_callbacks
         if self.options.cached_views:
-            self.features = FrozenFeatures(self)
+            self.open_features()
         teaching = nullcontext() if self.distillation is None else self.distillation.attached(self.model)
         try:
             with teaching, self.safe_stop.guarding(self.args), self._as_peft_model():
@@ -283,6 +284,10 @@ class HfViTTrainer(Trainer):
         finally:
             self.progress.close()
         return output
+
+    def open_features(self) -> None:
+        """Compute the features of the training images, or open those that are already stored."""
+        self.features = FrozenFeatures(self)
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
         """Return the checkpoint to resume from, and record its step."""

@@ -16,6 +16,7 @@ from hf_vit.model.task_configurations import HfViTDepthConfig
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
+from hf_vit.training.run import evaluate
 from hf_vit.training.tasks import depth_estimation
 from hf_vit.training.tasks.depth_estimation import DepthArguments, DepthEvaluator, choose_max_depth
 
@@ -76,6 +77,16 @@ def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, t
         "Lower is better for abs_rel, rmse, log10, rmse_log, silog.",
     ):
         assert part in card
+
+
+def test_an_evaluation_on_the_training_data_uses_its_data_options(scenes: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(scenes)
+    trained = train(TASK, scenes, tmp_path / "out", "--depth_scale", "700", *A_FEW_STEPS)
+    for data, is_same in ((scenes, True), (tmp_path / "other", False)):
+        saved = {"model_name_or_path": str(tmp_path / "out"), "dataset_name": str(data), "use_cpu": True}
+        evaluate({**saved, "output_dir": str(tmp_path / f"{is_same}")}, lambda _: None)
+        scores = json.loads((tmp_path / f"{is_same}" / "validation_scores.json").read_text())
+        assert (scores == pytest.approx(trained, rel=1e-5)) == is_same
 
 
 def test_mistakes_are_found_before_training(scenes: Path, tmp_path: Path) -> None:

@@ -1,18 +1,27 @@
 """Test the training of several heads on one backbone: order of tasks, loss weights, processes, resume and report."""
 
 import json
+import logging
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 import hf_vit
-from hf_vit import HfViTForDepthEstimation, HfViTForMultiTask, HfViTForObjectDetection, HfViTModel
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForMultiTask,
+    HfViTForObjectDetection,
+    HfViTImageProcessor,
+    HfViTModel,
+)
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
@@ -121,6 +130,90 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert alone == pytest.approx(json.loads((trained / "rooms" / "validation_scores.json").read_text()), rel=1e-5)
     with pytest.raises(SystemExit, match=r"has several heads\. Set --head to one of cells, rooms"):
         evaluate({"model_name_or_path": str(trained), "dataset_name": places["rooms"]["data"]}, lambda _: None)
+
+
+def test_a_report_does_not_drop_paths(places: dict[str, Any], tmp_path: Path) -> None:
+    config = {**OPTIONS["config_overrides"], "drop_path_rate": 0.5}
+    options = {**OPTIONS, "tasks": places, "config_overrides": config, "max_steps": 2, "save_strategy": "no"}
+    train(TASKS["multi-task"], {**options, "output_dir": str(tmp_path / "both")}, lambda _: None)
+    saved = {"model_name_or_path": str(tmp_path / "both"), "head": "rooms", "dataset_name": places["rooms"]["data"]}
+    evaluate({**saved, "output_dir": str(tmp_path / "rooms"), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
+    alone, trained = (
+        json.loads((folder / "rooms" / "validation_scores.json").read_text())
+        for folder in (tmp_path, tmp_path / "both")
+    )
+    assert alone == pytest.approx(trained, rel=1e-5)
+
+
+def test_an_evaluation_uses_the_data_options_of_its_head(scenes: Path, tmp_path: Path) -> None:
+    masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
+    things = {"task": "universal-segmentation", "thing_classes": "cat,dog", "validation_as_test": False}
+    tasks = {"rooms": {**HEADS["rooms"], "depth_scale": 700.0}, "things": {**things, "config_overrides": masks}}
+    tasks = {name: {**head, "data": str(scenes)} for name, head in tasks.items()}
+    options = {**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path / "both"), "max_steps": 2, "save_strategy": "no"}
+    train(TASKS["multi-task"], options, lambda _: None)
+    for head in tasks:
+        saved = {"model_name_or_path": str(tmp_path / "both"), "head": head, "dataset_name": str(scenes)}
+        evaluate({**saved, "output_dir": str(tmp_path / head), "use_cpu": True, "disable_tqdm": True}, lambda _: None)
+        alone, trained = (
+            {name: math.nan if score is None else score for name, score in json.loads(file.read_text()).items()}
+            for file in (folder / head / "validation_scores.json" for folder in (tmp_path, tmp_path / "both"))
+        )
+        assert alone == pytest.approx(trained, rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_stored_features_do_not_change_the_training(
+    blocks: int, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    plain = {
+        "horizontal_flip": 0.0,
+        "photometric": 0.0,
+        "min_scale": 1.0,
+        "max_scale": 1.0,
+        "keep_aspect_ratio": False,
+    }
+    decoder = {"detection_config": {**DETECTION["detection_config"], "num_blocks": 1}}
+    tasks = {name: {**head, **plain} for name, head in places.items()}
+    tasks["cells"]["config_overrides"] = decoder
+    options = {**OPTIONS, "tasks": tasks, "save_strategy": "no", "trainable_blocks": blocks, "logging_steps": 1}
+    losses, weights, reported = [], [], list[str]()
+    for views in (0, 2, 2):
+        folder = tmp_path / f"{len(losses)}"
+        train(TASKS["multi-task"], {**options, "cached_views": views, "output_dir": str(folder)}, reported.append)
+        logs = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+        losses.append([entry["loss"] for entry in logs if "loss" in entry])
+        weights.append(load_file(folder / "model.safetensors"))
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-4)
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-4)
+    lines = [line for line in reported if line.startswith("Frozen features")]
+    assert ["reused" in line for line in lines] == [False, False, True, True]
+
+
+def test_a_universal_head_on_a_frozen_backbone_adds_blocks(scenes: Path, tmp_path: Path) -> None:
+    masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
+    tasks = {"universal-segmentation": {"data": str(scenes), "thing_classes": "cat,dog", "config_overrides": masks}}
+    task = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
+    for blocks, head in ((None, "queries"), (0, "mask")):
+        task.args.trainable_blocks = blocks
+        task.load_data()
+        assert task.make_trainer().model.heads["universal_segmentation"].options.head == head
+
+
+def test_weights_of_a_published_backbone_are_reported_once(
+    places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(image_size=24)
+    HfViTModel(config).save_pretrained(tmp_path / "backbone")
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "backbone")
+    library, reports = logging.getLogger("transformers.modeling_utils"), list[str]()
+    monkeypatch.setattr(library, "filters", [lambda record: not reports.append(record.getMessage())])
+    options = {name: value for name, value in OPTIONS.items() if name != "config_overrides"}
+    options |= {"model_name_or_path": str(tmp_path / "backbone"), "max_steps": 1, "save_strategy": "no"}
+    train(TASKS["multi-task"], {**options, "tasks": places, "output_dir": str(tmp_path / "both")}, lambda _: None)
+    assert sum("LOAD REPORT" in report for report in reports) == 1
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Path, places: dict[str, Any], tmp_path: Path) -> None:

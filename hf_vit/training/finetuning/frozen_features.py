@@ -26,6 +26,7 @@ from datasets.fingerprint import Hasher
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Subset
+from transformers import TrainingArguments
 from transformers.utils import logging
 
 from ... import __version__
@@ -34,6 +35,7 @@ from ...data.collators import ObjectDetectionCollator
 from ...data.datasets import TargetDataset
 from ...data.fingerprint import digest, digest_weights, fingerprint
 from ...model.modeling_hf_vit import HfViTModel
+from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
@@ -162,8 +164,12 @@ class FeatureDataset(AugmentedDataset):
     num_views: int = field(kw_only=True)
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Return the features by name, as flat arrays, and the encoded target."""
-        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # Arrow table with one row
+        """Return the features by name, as flat arrays, and the encoded target.
+
+        An index (i, n) selects view n of image i, independent of the epoch.
+        """
+        index, view = index if isinstance(index, tuple) else (index, int(self.epoch))
+        row = self.rows[view % self.num_views * len(self) + index]  # Arrow table with one row
         values = {name: row.column(name).chunk(0) for name in row.column_names}
         target = values.pop(TARGET)[0].as_buffer()
         return {TARGET: target, **{name: value.flatten().to_numpy() for name, value in values.items()}}
@@ -310,7 +316,9 @@ class FrozenFeatures:
             # The digest includes pixels, because they depend on the settings of the image processor.
             "pixels": digest([str(pixel_values.shape), pixel_values.numpy(force=True).tobytes()]),
             "weights": digest_weights(backbone if self.part.has_pool else start),
-            "config": {name: value for name, value in fields_of_backbone.items() if name not in NOT_FEATURES},
+            "config": {
+                name: value for name, value in fields_of_backbone.items() if name not in (*NOT_FEATURES, *TASK_CONFIGS)
+            },
             "features": {name: [str(one.dtype), *one.shape] for name, one in self.read.items()},
             "stored": [self.options.cache_dtype, str(self.trainer.accelerator.mixed_precision), ROWS_PER_SHARD],
             "seed": self.source.seed,
@@ -406,9 +414,13 @@ def returning(value: Tensor) -> Callable[..., Tensor]:
     return lambda *_, **__: value
 
 
-def check_cache(trainer: "HfViTTrainer") -> None:
-    """Raise `ValueError` if training on stored features is not possible with the given options."""
-    args, options, dataset, collator = trainer.args, trainer.options, trainer.train_dataset, trainer.data_collator
+def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) -> None:
+    """Raise `ValueError` if training on stored features is not possible with the given options.
+
+    `args` are the arguments of the training run, if they differ from those of `trainer`.
+    """
+    args, options = args or trainer.args, trainer.options
+    dataset, collator = trainer.train_dataset, trainer.data_collator
     transforms = trainer.batch_transforms.transforms
     changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]
     model, rows = trainer.plain_model, dataset.dataset if isinstance(dataset, AugmentedDataset) else None

@@ -187,6 +187,8 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
+        if args.cached_views and trainer.parts:
+            raise ValueError("cached_views of a multi-task model needs a given number of steps. Set --max_steps.")
         if args.cached_views:
             examples: Any = trainer.train_dataset.dataset
             few = examples.select(range(min(TIMED_IMAGES, len(examples))))

@@ -407,7 +407,8 @@ class Task(ABC):
         """
         check_packages("This task", *self.packages)
         model = open_trained(self.model_class, saved.model_name_or_path, saved.head)
-        recipe = recipe_of(Path(saved.model_name_or_path))
+        head = find_head_of(self.model_class, read_config_of(saved.model_name_or_path), saved.head)
+        recipe = recipe_of(Path(saved.model_name_or_path), head)
         if self.options.train_val_split is None and recipe:
             self.options.train_val_split = recipe.get("train_val_split", HELD_OUT)
             self.options.validation_as_test = recipe.get("validation_as_test", False)

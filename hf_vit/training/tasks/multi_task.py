@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +21,7 @@ from ...options.library import options_of
 from ...options.resolve import build
 from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
-from ..models import read_config_of
+from ..models import read_config_of, without_load_report
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
 from ..planning.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
 from ..planning.gather import gather_facts
@@ -51,9 +52,10 @@ OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "ev
 SPLITTING = ("holds_out", "train_val_split", "validation_as_test")  # options that `load_data` changes
 # Training arguments of the trainers that evaluate single heads
 EVALUATING = {
-    **dict.fromkeys(("freeze", "trainable_blocks", "ema_decay", "lora_rank", "early_stopping_patience"), None),
+    **dict.fromkeys(("freeze", "ema_decay", "lora_rank", "early_stopping_patience"), None),
     **{"eval_strategy": IntervalStrategy.NO, "save_strategy": SaveStrategy.NO, "load_best_model_at_end": False},
     **{"report_to": [], "push_to_hub": False, "repeated_augmentations": 1, "torch_compile": False},
+    "cached_views": 0,  # `MultiTaskTrainer` sets it, once it knows the frozen parts
 }
 
 
@@ -225,7 +227,9 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         """Return the trainer of a new or saved model. Raises the same errors as `Task.make_trainer`."""
         self.heads, opened = self.make_parts(self.choose_options()), dict[str, tuple[Any, Any]]()
         for name, part in self.heads.items():
-            model, processor = part.open_model()
+            with without_load_report(hides_warnings=False) if opened else nullcontext():
+                model, processor = part.open_model()
+            part.args.trainable_blocks = None  # `MultiTaskTrainer` freezes blocks
             part.start_weights(model, processor)
             if opened:  # the backbones of new models have different weights
                 model.model.load_state_dict(next(iter(opened.values()))[0].model.state_dict(), strict=False)
@@ -261,8 +265,8 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             weights=LossWeights(
                 {name: float(heads[name]["weight"]) for name in trainers}, self.options.loss_weighting == "scaled"
             ),
+            parts=trainers,
         )
-        trainer.parts = trainers
         if self.options.model_name_or_path is not None:
             # The steps of all heads together move a trained backbone about as far as the steps of one model.
             trainer.lr_factors["model."] = 1 / len(trainers)
