@@ -220,15 +220,25 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
     return [part for child in module.children() for part in frozen_modules(child)]
 
 
+def is_fast_in_bf16(device: torch.device) -> bool:
+    """Return whether a device has hardware instructions for bfloat16 matrix products."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0) or torch.version.hip is not None
+    # Without these instructions, bfloat16 is emulated and slower than float32.
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Orthogonalize matrices (n, A, B) by Newton-Schulz steps, after which singular values are between 0.7 and 1.2.
 
-    The steps run in bfloat16, which is precise enough, unless the matrices are in float64.
+    The steps run in bfloat16, which is precise enough, unless the matrices are in float64 or the device emulates
+    bfloat16, which is slower than float32.
 
     Source: https://kellerjordan.github.io/posts/muon/.
     """
     is_tall = matrices.shape[1] > matrices.shape[2]
-    result = matrices if matrices.dtype == torch.float64 else matrices.bfloat16()
+    fast = torch.bfloat16 if is_fast_in_bf16(matrices.device) else torch.float32
+    result = matrices if matrices.dtype == torch.float64 else matrices.to(fast)
     result = result.mT if is_tall else result
     result = result / result.norm(dim=(1, 2), keepdim=True).clamp_min(MIN_NORM)
     a, b, c = COEFFICIENTS

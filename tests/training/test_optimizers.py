@@ -18,7 +18,8 @@ from transformers import Trainer, TrainerCallback, get_scheduler
 
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
-from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, planned_step
+from hf_vit.training import optimizer as optimizer_module
+from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, orthogonalize, planned_step
 from hf_vit.training.publishing.model_card import describe_options
 
 from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
@@ -99,7 +100,8 @@ def test_muon_is_its_formula_for_matrices_of_blocks_and_adamw_for_the_rest() -> 
         torch.testing.assert_close(parameter, truth, rtol=0, atol=1e-12, msg=name)
 
 
-def test_muon_steps_as_torchs_own_does() -> None:
+def test_muon_steps_as_torchs_own_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "is_fast_in_bf16", lambda device: True)  # the reference uses bfloat16
     matrix = nn.Parameter(torch.randn(12, 48, generator=torch.Generator().manual_seed(0)))
     other = nn.Parameter(matrix.detach().clone())
     group = {"params": [matrix], "weight_decay": 0.1, "num_matrices": 1}
@@ -110,8 +112,16 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    # The tolerance is large, because the reference computes in bfloat16. Each optimizer step has a size of 0.1.
+    # The tolerance is large, because both compute in bfloat16. Each optimizer step has a size of 0.1.
     torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_muon_computes_in_bfloat16_only_where_it_is_fast(is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "is_fast_in_bf16", lambda device: is_fast)
+    matrices = torch.randn(2, 24, 16, generator=torch.Generator().manual_seed(0))
+    error = (orthogonalize(matrices) - orthogonalize(matrices.double())).abs().max().item()
+    assert (error > 1e-3) if is_fast else (error < 1e-4)
 
 
 def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:

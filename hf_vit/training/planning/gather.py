@@ -11,6 +11,7 @@ from ...data.formats.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
 from ...model.image_targets import IGNORED_LABEL
 from ..models import plan_config, read_config_of
+from ..optimizer import is_fast_in_bf16
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
 from ..training_arguments import usable_cores
@@ -116,11 +117,3 @@ def count_patches(config: Mapping[str, Any]) -> int | None:
         return None
     (height, width), (patch_height, patch_width) = to_pair(config["image_size"]), to_pair(config["patch_size"])
     return (height // patch_height) * (width // patch_width)
-
-
-def is_fast_in_bf16(device: torch.device) -> bool:
-    """Return whether a device has hardware instructions for bfloat16 matrix products."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0) or torch.version.hip is not None
-    # Without these instructions, bfloat16 is emulated and slower than float32.
-    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
