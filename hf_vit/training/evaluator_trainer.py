@@ -19,6 +19,7 @@ from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
+from .optimizer import find_backbone
 from .output_folder import AVERAGE_FOLDER
 from .trainer import HfViTTrainer, replaced
 
@@ -88,10 +89,11 @@ class EvaluatorTrainer(HfViTTrainer):
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate all images and return the scores of the metric and `loss`, the weighted mean loss of the images."""
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
-        self.plain_model.base_model.eval()  # a head of a multi-task model does not register the backbone
+        (find_backbone(self.plain_model) or self.plain_model).eval()  # heads of one backbone do not register it
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
-        self.evaluator.calibration = self.plain_model.calibration
+        # Models of other libraries have no calibration.
+        self.evaluator.calibration = getattr(self.plain_model, "calibration", HfViTCalibrationConfig())
         self._losses = []
         predictions = None if is_average else self.predictions
         with self.averaged_threshold() if is_average else nullcontext(), replaced(self, predictions=predictions):
