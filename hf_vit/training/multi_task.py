@@ -90,15 +90,18 @@ class MultiTaskTrainer(HfViTTrainer):
 
     train_dataset: Any  # a `MultiTaskDataset`
 
-    def __init__(self, *args: Any, weights: LossWeights, parts: Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.weights, self.parts = weights, dict(parts)
+        self.weights = weights
         self.stored: dict[str, FrozenFeatures] = {}  # stored features of each head
         self.losses: dict[str, list[torch.Tensor]] = {}  # losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
-        for part in parts.values() if self.options.cached_views else ():
+
+    def check_features(self) -> None:
+        """Raise `ValueError` if the training of a head cannot read stored features."""
+        for part in self.parts.values():
             part.frozen, part.args.cached_views = self.frozen, self.options.cached_views
             check_cache(part, self.args)
 

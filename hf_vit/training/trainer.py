@@ -3,11 +3,12 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import datasets
@@ -24,7 +25,6 @@ from transformers.utils import PushInProgress, hf_api, logging
 
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
-from ..data.augmentation.multi_task import MultiTaskDataset
 from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
@@ -125,6 +125,7 @@ class HfViTTrainer(Trainer):
         *args: Any,
         distillation: Distillation | None = None,
         batch_transforms: Sequence[BatchTransform] = (),
+        parts: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         """Initialize the trainer with the arguments of `transformers.Trainer`.
@@ -133,6 +134,7 @@ class HfViTTrainer(Trainer):
             *args: Arguments of `transformers.Trainer`.
             distillation: Teacher and distillation loss, if any.
             batch_transforms: Transforms of training batches, applied in this order after transforms of the image size.
+            parts: Trainers that evaluate the heads of a multi-task model, by name.
             **kwargs: Arguments of `transformers.Trainer`.
 
         Raises:
@@ -168,11 +170,11 @@ class HfViTTrainer(Trainer):
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
         self.lr_factors: dict[str, float] = {}  # see `make_parameter_groups`
-        self.parts: dict[str, Any] = {}  # trainers that evaluate the heads of a multi-task model, by name
+        self.parts = parts
         self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
-        if self.options.cached_views and not isinstance(self.train_dataset, MultiTaskDataset):
-            check_cache(self)
+        if self.options.cached_views:
+            self.check_features()
         self._add_callbacks()
 
     def _prepare_optimization(self) -> None:
@@ -284,6 +286,10 @@ class HfViTTrainer(Trainer):
         finally:
             self.progress.close()
         return output
+
+    def check_features(self) -> None:
+        """Raise `ValueError` if training cannot read stored features."""
+        check_cache(self)
 
     def open_features(self) -> None:
         """Compute the features of the training images, or open those that are already stored."""

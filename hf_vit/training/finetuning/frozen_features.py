@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -31,18 +31,13 @@ from transformers.utils import logging
 
 from ... import __version__
 from ...data.augmentation.datasets import AugmentedDataset
-from ...data.collators import ObjectDetectionCollator
 from ...data.datasets import TargetDataset
 from ...data.fingerprint import digest, digest_weights, fingerprint
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.task_configurations import TASK_CONFIGS
-from ...model.task_image_reconstruction import HfViTForImageReconstruction
-from ...model.task_joint_embedding import HfViTForJointEmbedding
-from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..checkpoints import on_first_process
 from ..errors import format_bytes
 from ..optimizer import find_backbone
-from ..regularization import Mixing
 
 
 if TYPE_CHECKING:
@@ -414,23 +409,33 @@ def returning(value: Tensor) -> Callable[..., Tensor]:
     return lambda *_, **__: value
 
 
+@runtime_checkable
+class Declaring(Protocol):
+    """Model, collator or batch transform that declares whether training may read stored features."""
+
+    supports_stored_features: bool
+
+
+def supports_stored_features(part: Any, default: bool) -> bool:
+    """Return whether training with a model, a collator or a batch transform may read features instead of images.
+
+    `default` applies to classes that do not declare it.
+    """
+    return part.supports_stored_features if isinstance(part, Declaring) else default
+
+
 def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) -> None:
     """Raise `ValueError` if training on stored features is not possible with the given options.
 
     `args` are the arguments of the training run, if they differ from those of `trainer`.
     """
     args, options = args or trainer.args, trainer.options
-    dataset, collator = trainer.train_dataset, trainer.data_collator
-    transforms = trainer.batch_transforms.transforms
-    changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]
-    model, rows = trainer.plain_model, dataset.dataset if isinstance(dataset, AugmentedDataset) else None
-    is_multi_scale = isinstance(collator, ObjectDetectionCollator) and collator.sizes is not None
+    model, dataset = trainer.plain_model, trainer.train_dataset
+    rows = dataset.dataset if isinstance(dataset, AugmentedDataset) else None
+    changing = [one for one in trainer.batch_transforms.transforms if not supports_stored_features(one, False)]
     reasons = {
-        "pretraining draws new masks or views in each step. Remove cached_views": isinstance(
-            model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
-        ),
-        "reconstruction also needs the images as targets. Remove cached_views": isinstance(
-            model, HfViTForImageReconstruction
+        "the model draws new masks or views in each step, or reconstructs the images. Remove cached_views": not (
+            supports_stored_features(model, True)
         ),
         "the images of a stream are not numbered. Remove cached_views or --streaming": not isinstance(
             rows, TargetDataset | Dataset
@@ -438,7 +443,9 @@ def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) 
         "a teacher needs the images. Remove cached_views or the teacher": trainer.distillation is not None,
         "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate, progressive_sizes "
         "and multi_scale_sizes": bool(changing),
-        "multi_scale changes the image size of each batch. Set --multi_scale false": is_multi_scale,
+        "multi_scale changes the image size of each batch. Set --multi_scale false": not supports_stored_features(
+            trainer.data_collator, True
+        ),
         "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
         "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
         or trainer.is_deepspeed_enabled,
