@@ -39,6 +39,7 @@ from ..options.field import (
     Names,
     Range,
     augmentation_option,
+    evaluation_option,
     option,
 )
 from ..options.resolve import convert_all
@@ -183,16 +184,31 @@ class HfViTTrainingArguments(TrainingArguments):
     )
 
     # Defaults for Vision Transformers. Values in planning/defaults.yaml replace them, depending on task and data.
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup_steps: float = 0.1
-    lr_scheduler_type: SchedulerType | str = "cosine"
-    per_device_train_batch_size: int = 64
-    per_device_eval_batch_size: int = 64
+    learning_rate: float = training_option(
+        1e-3, brief="Maximum learning rate.", range=NOT_NEGATIVE, essential=True, synonyms="lr lr0 base_lr"
+    )
+    weight_decay: float = option(0.05, range=NOT_NEGATIVE, synonyms="wd")
+    warmup_steps: float = option(0.1, range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio")
+    lr_scheduler_type: SchedulerType | str = option("cosine", synonyms="sched scheduler lr_scheduler")
+    per_device_train_batch_size: int = training_option(
+        64,
+        brief="Training batch size per process.",
+        range=COUNT,
+        essential=True,
+        synonyms="batch_size batch bs train_batch_size",
+        resume="free",
+    )
+    per_device_eval_batch_size: int = evaluation_option(
+        64,
+        brief="Evaluation batch size per process.",
+        range=COUNT,
+        synonyms="eval_batch_size batch_size validation_batch_size",
+        resume="free",
+    )
     eval_strategy: IntervalStrategy | str = "epoch"
     save_strategy: SaveStrategy | str = "epoch"
-    save_total_limit: int | None = 2
-    logging_steps: float = 0.01
+    save_total_limit: int | None = option(2, range=NOT_NEGATIVE, resume="free")
+    logging_steps: float = option(0.01, range=POSITIVE, resume="free")
     metric_for_best_model: str | None = training_option(
         "accuracy", "Name of the evaluation score that selects the best model."
     )
@@ -203,8 +219,13 @@ class HfViTTrainingArguments(TrainingArguments):
         essential=True,
         synonyms="patience",
     )
-    resume_from_checkpoint: str | None = option(
-        None, 'Checkpoint to resume from: its folder, or "last" for the newest checkpoint in output_dir.'
+    resume_from_checkpoint: str | None = output_option(
+        None,
+        'Checkpoint to resume from: its folder, or "last" for the newest checkpoint in output_dir.',
+        essential=True,
+        synonyms="resume",
+        resume="free",
+        private=True,
     )
     dry_run: bool = output_option(
         False,
@@ -227,6 +248,9 @@ class HfViTTrainingArguments(TrainingArguments):
         None,
         "Number of worker processes per training process that read images. By default, with a GPU, the number of "
         "CPU cores, at most 8; without a GPU, 0, because the model uses all cores.",
+        NOT_NEGATIVE,
+        synonyms="workers num_workers",
+        resume="free",
     )
     # Worker processes, if any, persist between epochs.
     dataloader_persistent_workers: bool = True
