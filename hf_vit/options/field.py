@@ -105,6 +105,9 @@ def option(
     return field(**given, metadata=metadata)
 
 
+# Conflict of options that change images or their size in each step
+CHANGES_IMAGES = {"cached_views": "the images change in each step, so that their features cannot be stored"}
+
 # Functions that declare options in a help group that several tasks share
 data_option = partial(option, group="Data")
 training_images_option = partial(option, group="Training images")

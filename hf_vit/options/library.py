@@ -63,6 +63,11 @@ LIBRARY_OPTIONS: dict[str, Any] = {
     **{name: library_option(range=POSITIVE, resume="free") for name in ("eval_steps", "save_steps")},
     "eval_delay": library_option(range=NOT_NEGATIVE, resume="free"),
     **{name: library_option(range=COUNT, resume="free") for name in COUNTS},
+    "torch_compile": library_option(conflicts={"cached_views": "a compiled model does not read stored features"}),
+    **{
+        name: library_option(conflicts={"cached_views": "the weights of the frozen part are sharded. Train with DDP"})
+        for name in ("fsdp", "deepspeed")
+    },
     # Options that are not saved in recipes
     "hub_token": library_option(resume="free", private=True),
 }
@@ -83,3 +88,8 @@ def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
 def options_of(*kinds: type[Any]) -> dict[str, Mapping[str, Any]]:
     """Return the metadata of all options of the given dataclasses by option name, in the order of the fields."""
     return {item.name: metadata_of(item) for kind in kinds for item in fields(kind) if item.init}
+
+
+def conflicting_options(name: str, *kinds: type[Any]) -> set[str]:
+    """Return the names of the options of the dataclasses that declare a conflict with the option `name`."""
+    return {other for other, metadata in options_of(*kinds).items() if name in metadata["conflicts"]}

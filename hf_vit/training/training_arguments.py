@@ -31,6 +31,7 @@ from ..data.formats.files import split_names
 from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
 from ..options.field import (
+    CHANGES_IMAGES,
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
@@ -42,7 +43,7 @@ from ..options.field import (
     evaluation_option,
     option,
 )
-from ..options.resolve import convert_all
+from ..options.resolve import check_conflicts, convert_all
 
 
 MAX_WORKERS = 8  # default limit of worker processes
@@ -153,18 +154,21 @@ class HfViTTrainingArguments(TrainingArguments):
         "Number of augmentations of each image per step (DeiT III: 3). The number of steps per epoch does not "
         "change, so an epoch has fewer images.",
         COUNT,
+        conflicts={"cached_views": "a step needs several views of each image"},
     )
     progressive_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last "
         "height must equal that of image_size. Training steps with small images are several times as fast.",
         COUNT,
+        conflicts=CHANGES_IMAGES,
     )
     multi_scale_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels, such as 24 32 40, from which one is drawn for every training batch. Heights above "
         "image_size upscale the images.",
         COUNT,
+        conflicts={**CHANGES_IMAGES, "progressive_sizes": "both set the size of training images"},
     )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
@@ -299,15 +303,11 @@ class HfViTTrainingArguments(TrainingArguments):
 
     def check_combinations(self) -> None:
         """Raise `ValueError` for options that exclude each other, `ImportError` if peft is required but missing."""
+        check_conflicts(self)  # again, because transformers sets some options, such as torch_compile
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
                 "Remove one of the two options."
-            )
-        if self.progressive_sizes and self.multi_scale_sizes:
-            raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both set "
-                "the size of training images. Remove one of them."
             )
         if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
             raise ValueError(

@@ -446,11 +446,9 @@ def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) 
         "multi_scale changes the image size of each batch. Set --multi_scale false": not supports_stored_features(
             trainer.data_collator, True
         ),
-        "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
         "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
         or trainer.is_deepspeed_enabled,
         "this process has several GPUs. Start one process per GPU with torchrun --nproc_per_node": args.n_gpu > 1,
-        "a compiled model does not read stored features. Set --torch_compile false": args.torch_compile,
         "no block of the model is frozen. Set --trainable_blocks to less than the number of blocks": FrozenPart.of(
             model, trainer.frozen
         )

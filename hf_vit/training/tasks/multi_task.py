@@ -17,13 +17,13 @@ from ...model.nested_options import HfViTMultiTaskConfig
 from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_multi_task import HfViTForMultiTask
 from ...options.field import option
-from ...options.library import options_of
+from ...options.library import conflicting_options, options_of
 from ...options.resolve import build
 from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
 from ..models import read_config_of, without_load_report
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
-from ..planning.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
+from ..planning.defaults import MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
 from ..planning.gather import gather_facts
 from ..publishing.model_card import TrainingInfo, Usage, write_model_card
 from ..publishing.report import describe_training, describe_values
@@ -193,7 +193,8 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             options = choose(part.defaults, facts, given, config, steps=steps, batch=batch)
             config = options.pop("config_overrides", {})
             heads = {key: value for key, value in config.items() if isinstance(value, dict)}
-            allowed = options_of(part.fields()["options"]).keys() - {*MIXED, *head}
+            kind = part.fields()["options"]
+            allowed = options_of(kind).keys() - conflicting_options("cached_views", kind) - head.keys()
             chosen[name] = {key: value for key, value in options.items() if key in allowed}
             chosen[name]["config_overrides"] = {**(head.get("config_overrides") or {}), **heads}
         return chosen

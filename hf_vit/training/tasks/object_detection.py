@@ -29,6 +29,7 @@ from ...model.task_object_detection import (
     prediction_losses,
 )
 from ...options.field import (
+    CHANGES_IMAGES,
     POSITIVE,
     PROBABILITY,
     Names,
@@ -202,7 +203,9 @@ class DetectionArguments(ObjectArguments):
         0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
     multi_scale: bool = augmentation_option(
-        False, "Draw a random image size for every batch, from 0.75 to 1.25 times image_size."
+        False,
+        "Draw a random image size for every batch, from 0.75 to 1.25 times image_size.",
+        conflicts=CHANGES_IMAGES,
     )
 
 
