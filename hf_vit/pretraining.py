@@ -105,25 +105,26 @@ def pretrain(
     has_labels = find_labels(task, method, data, labels, dry_run, report)
     task = task or DEFAULT_TASK
     shared, longest = (1 - PRETRAINING_SHARE) / 2 * minutes, PRETRAINING_SHARE * minutes
-
-    def run(name: str, task: str, data: Paths, **given: Any) -> TrainingResult:
-        gc.collect()  # ends data loader workers of the previous run, which would slow this run down
-        resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
-        return train(task, data, output_dir=folder / name, report=report, **{**options, **given, **resumed})
-
-    baseline = tuned = None
+    run, baseline, tuned = partial(train, report=report, **options), None, None
     if has_labels:
         report(f"Baseline without pretraining: {task} from {model or 'scratch'}, {shared:g} min.")
-        baseline = run("baseline", task, known, minutes=shared, model=model)
+        baseline = run(task, known, minutes=shared, model=model, **outputs_of(folder / "baseline"))
     report(f"Pretraining: {method} on {first}, {longest:g} min.")
-    encoder = run("encoder", method, data, minutes=longest, model=model, **adapted)
+    encoder = run(method, data, minutes=longest, model=model, **adapted, **outputs_of(folder / "encoder"))
     if baseline is not None:
         report(f"Fine-tuning: {task} from the encoder, {shared:g} min.")
-        fields = with_geometry_of(options, baseline.model.config)
-        tuned = run("tuned", task, known, minutes=shared, model=encoder.output_dir, config_overrides=fields)
+        start = {"model": encoder.output_dir, "config_overrides": with_geometry_of(options, baseline.model.config)}
+        tuned = run(task, known, minutes=shared, **start, **outputs_of(folder / "tuned"))
     result = PretrainingResult(encoder, tuned, baseline)
     report(describe(result))
     return result
+
+
+def outputs_of(folder: Path) -> dict[str, Any]:
+    """Return the option of the output folder of a training run and, if it has checkpoints, the option to resume it."""
+    gc.collect()  # ends data loader workers of the previous run, which would slow this run down
+    resumed = {"resume_from_checkpoint": "last"} if any(folder.glob("checkpoint-*")) else {}
+    return {"output_dir": folder, **resumed}
 
 
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any], without_model: list[str]) -> None:
