@@ -16,7 +16,6 @@ from typing import Any
 
 from accelerate import PartialState
 
-from ..extras import check_packages
 from ..features import ExtractionArguments, evaluate_features, extract_features, open_train_and_test
 from ..features.evaluation import format_table
 from ..options.recipe import with_recipe
@@ -64,9 +63,7 @@ def evaluate(
     Raises:
         ValueError: if the features come from different models, or an existing file may not be replaced.
         OSError: if a folder has no features, or the output cannot be written.
-        ImportError: if scikit-learn is missing.
     """
-    check_packages("The evaluation of features", "sklearn")
     folders, folder = [train], output_dir or train
     if test is not None:
         folders.append(test)

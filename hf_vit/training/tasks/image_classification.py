@@ -24,6 +24,7 @@ from ...data.targets import label_target
 from ...evaluation.base import BaseEvaluator, Batch, ImageResult
 from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.label_values import LabelValueMetric, MultiLabelMetric, RegressionMetric
+from ...evaluation.probe import Probe, fit_probe
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import Names
@@ -34,7 +35,7 @@ from ..checkpoints import on_first_process
 from ..class_weights import choose_weights
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
-from ..finetuning.probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
+from ..finetuning.probe import LEAST_COMPARED, MOST_IMAGES, encode, prepare_probe, start_from_probe
 from ..lora import is_adapted
 from ..models import load_model, read_config_of, without_load_report
 from ..planning.defaults import CLASSIFICATION
