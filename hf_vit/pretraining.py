@@ -105,7 +105,8 @@ def pretrain(
     has_labels = find_labels(task, method, data, labels, dry_run, report)
     task = task or DEFAULT_TASK
     shared, longest = (1 - PRETRAINING_SHARE) / 2 * minutes, PRETRAINING_SHARE * minutes
-    run, baseline, tuned = partial(train, report=report, **options), None, None
+    run: Callable[..., TrainingResult] = partial(train, report=report, **options)
+    baseline = tuned = None
     if has_labels:
         report(f"Baseline without pretraining: {task} from {model or 'scratch'}, {shared:g} min.")
         baseline = run(task, known, minutes=shared, model=model, **outputs_of(folder / "baseline"))

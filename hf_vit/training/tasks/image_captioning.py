@@ -159,7 +159,7 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
         """Return the features (N, D) of at most `most_images` images of a split, and their first captions."""
         model, features, captions = trainer.plain_model.eval(), list[Tensor](), list[str]()
         size = trainer.args.per_device_eval_batch_size
-        for batch in self.plain_batches(model, trainer.processing_class, most_images, size):
+        for batch in self.plain_batches(model, trainer.processing_class, most_images, size, split):
             inputs = send_to_device({name: batch[name] for name in INPUTS if name in batch}, model.device)
             tokens = model.model(**inputs, return_dict=True).last_hidden_state
             features.append(F.normalize(tokens.mean(dim=1), dim=1))

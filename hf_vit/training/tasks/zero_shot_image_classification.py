@@ -70,6 +70,7 @@ class ImageTextArguments(CaptionArguments):
     text_preset: str | None = model_option(
         None,
         "Size of a new text tower, with the values of --preset; by default that of --preset, or small.",
+        choices=(*PRESETS,),
         conflicts=HAS_VOCABULARY,
     )
     loss: str | None = model_option(
@@ -103,8 +104,6 @@ class ImageTextArguments(CaptionArguments):
         super().__post_init__()
         if self.freeze_vision and self.model_name_or_path is None:
             raise ValueError("--freeze_vision would freeze an untrained tower. Set --model_name_or_path.")
-        if self.text_preset is not None and self.text_preset not in PRESETS:
-            raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
                 f"prompt_templates contains {', '.join(map(repr, wrong))}. Each template needs one {{}} for the class "
