@@ -13,10 +13,10 @@ from transformers import Pipeline, PreTrainedModel, pipeline
 from .inference.export import export_model
 from .inference.predict import predict_files
 from .options.names import nearest
-from .training.publishing.report import evaluation_split
-from .training.run import complete_evaluation, prepare_evaluation
-from .training.run import train as run_training
-from .training.tasks import TASKS
+from .runs.report import evaluation_split
+from .runs.run import complete_evaluation, prepare_evaluation
+from .runs.run import train as run_training
+from .tasks import TASKS
 
 
 __all__ = ["TrainingResult", "evaluate", "export_model", "predict", "train"]

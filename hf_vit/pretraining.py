@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig
 from .api import Paths, TrainingResult, as_list, train
 from .options.resolve import convert
 from .outputs import FolderState, find_folder_state, free_folder
-from .training.tasks import TASKS
-from .training.tasks.base import file_name
-from .training.tasks.unlabeled import UnlabeledTask
+from .tasks import TASKS
+from .tasks.base import file_name
+from .tasks.unlabeled import UnlabeledTask
 from .training.training_arguments import MINUTES
 
 

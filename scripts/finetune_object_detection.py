@@ -31,7 +31,7 @@ from hf_vit.data import (
 )
 from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.training import EvaluatorTrainer, TrainerArguments
-from hf_vit.training.tasks.object_detection import DetectionEvaluator
+from hf_vit.tasks.object_detection import DetectionEvaluator
 
 
 @dataclass

@@ -27,11 +27,11 @@ from ..outputs import check_writable, write_atomically
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.finetuning.probe import encode
 from ..training.output_folder import CODE_FILES
-from ..training.publishing.model_card import CALIBRATION, describe_calibration
-from ..training.publishing.report import report_calibration
-from ..training.run import prepare_evaluation
-from ..training.tasks.base import Task
-from ..training.tasks.image_classification import ImageClassification
+from ..runs.model_card import CALIBRATION, describe_calibration
+from ..runs.report import report_calibration
+from ..runs.run import prepare_evaluation
+from ..tasks.base import Task
+from ..tasks.image_classification import ImageClassification
 
 
 MOST_SHARE = 0.05  # maximum size of the summary of the features, relative to the weights

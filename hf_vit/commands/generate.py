@@ -22,8 +22,8 @@ from ..features import ExtractionArguments
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
-from ..training.tasks import TASKS
-from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
+from ..tasks import TASKS
+from ..tasks.base import EVALUATED, EvaluationArguments, Task
 from . import features, models
 from .calibrate import calibrate
 from .convert import convert

@@ -30,7 +30,7 @@ from ..model.pretrained import HfViTPreTrainedModel, read_config
 from ..options.names import PACKAGE, named_recipes
 from ..training.errors import format_bytes
 from ..training.lora import count_parameters
-from ..training.tasks import TASKS
+from ..tasks import TASKS
 
 
 # Possible paths of the file with the tested versions: in an installed package and in a git checkout

@@ -11,15 +11,15 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
-from ..features.audit import audit as run_audit
-from ..features.selection import select as run_selection
+from ..audit.audit import audit as run_audit
+from ..audit.selection import select as run_selection
 from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
-from ..training.run import evaluate as run_evaluation
-from ..training.run import run
-from ..training.tasks import TASKS
+from ..runs.run import evaluate as run_evaluation
+from ..runs.run import run
+from ..tasks import TASKS
 
 
 def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:

@@ -31,9 +31,9 @@ from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
 from ..outputs import check_writable
-from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
-from ..training.models import load_with_info, without_load_report
-from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
+from ..tasks.common.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
+from ..tasks.common.models import load_with_info, without_load_report
+from ..tasks.unlabeled import RAW_SIZE, raw_pixels
 from .files import FeatureSettings, FeatureSplit
 
 

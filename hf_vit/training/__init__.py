@@ -6,12 +6,12 @@ from .checkpoints import last_checkpoint
 from .errors import NotFiniteError, Preempted
 from .evaluator_trainer import EvaluatorTrainer
 from .optimizer import make_parameter_groups
-from .publishing.hub import publish
-from .publishing.model_card import TrainingInfo, write_model_card
-from .tasks import TASKS
-from .tasks.base import Task
-from .tasks.image_classification import ImageClassification, make_trainer
-from .tasks.zero_shot_image_classification import train_tokenizer
+from .hub import publish
+from ..runs.model_card import TrainingInfo, write_model_card
+from ..tasks import TASKS
+from ..tasks.base import Task
+from ..tasks.image_classification import ImageClassification, make_trainer
+from ..tasks.zero_shot_image_classification import train_tokenizer
 from .trainer import HfViTTrainer
 from .training_arguments import HfViTTrainingArguments, TrainerArguments
 

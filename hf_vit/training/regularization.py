@@ -26,7 +26,7 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..model.task_object_detection import HfViTForObjectDetection
-from .arguments import ClassificationArguments
+from ..tasks.common.arguments import ClassificationArguments
 from .distillation import Distillation, FeatureDistillation
 from .training_arguments import training_options_of
 

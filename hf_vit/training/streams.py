@@ -21,8 +21,8 @@ from ..data.formats.files import SPLITS
 from ..data.formats.label_values import SINGLE
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ..data.targets import label_target
-from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
-from .load_data import HELD_OUT, load_targets, readable_images, sample_images
+from ..tasks.common.arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
+from ..tasks.common.load_data import HELD_OUT, load_targets, readable_images, sample_images
 from .training_arguments import HfViTTrainingArguments, check_steps
 
 

@@ -50,7 +50,7 @@ from .finetuning.frozen_features import FrozenFeatures, check_cache
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
-from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
+from .hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
 from .streams import StreamPosition, read_own_shards
 from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of

@@ -35,7 +35,7 @@ from hf_vit.model.deformable_decoder import NUM_LAYERS
 from hf_vit.model.task_depth_estimation import depth_loss
 from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.options.recipe import read_recipe
-from hf_vit.training.publishing.report import evaluation_split
+from hf_vit.runs.report import evaluation_split
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 

@@ -8,9 +8,9 @@ from hf_vit import cli, training
 from hf_vit.commands.generate import evaluation_options, options_of_types
 from hf_vit.options.recipe import savable_values, with_recipe
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training.run import evaluate as run_evaluation
-from hf_vit.training.run import find_task
-from hf_vit.training.run import run as run_training
+from hf_vit.runs.run import evaluate as run_evaluation
+from hf_vit.runs.run import find_task
+from hf_vit.runs.run import run as run_training
 
 
 Arguments = Sequence[str | Mapping[str, Any]]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_vit import HfViTForImageReconstruction, HfViTImageProcessor
 from hf_vit.evaluation.reconstruction import ReconstructedImage, ReconstructionMetric
-from hf_vit.training.tasks.image_reconstruction import ImageReconstruction
+from hf_vit.tasks.image_reconstruction import ImageReconstruction
 
 from ..helpers.fresh import run_without_package
 from ..helpers.models import RAE, SMALL, small_config

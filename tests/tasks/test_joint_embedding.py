@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
 from hf_vit.data.augmentation.views import MultiCrop, ViewColors
-from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
+from hf_vit.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
 
 from ..helpers.dense_trainings import scores_of
 from ..helpers.options import call_command, task_of

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.training.arguments import TaskArguments, UnlabeledArguments
-from hf_vit.training.publishing.report import describe_data
-from hf_vit.training.tasks.image_classification import load_classifier
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
+from hf_vit.tasks.common.arguments import TaskArguments, UnlabeledArguments
+from hf_vit.runs.report import describe_data
+from hf_vit.tasks.image_classification import load_classifier
+from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of

@@ -23,7 +23,7 @@ from hf_vit import (
 from hf_vit.convert.model_card import escape_markdown
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training import publish
-from hf_vit.training.publishing.hub import additions, check_upload, list_upload
+from hf_vit.training.hub import additions, check_upload, list_upload
 
 from ..helpers.fresh import run_command, run_with_package, run_without_package
 from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve

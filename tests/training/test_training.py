@@ -32,8 +32,8 @@ from hf_vit.training import (
 from hf_vit.training.callbacks import throughput
 from hf_vit.training.callbacks.throughput import Throughput, training_flops
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
-from hf_vit.training.publishing.model_card import describe_hardware
-from hf_vit.training.run import plan_evaluation
+from hf_vit.runs.model_card import describe_hardware
+from hf_vit.runs.run import plan_evaluation
 
 from ..helpers.datasets import load_digits, write_tar, write_tars
 from ..helpers.options import evaluation_values, parse_arguments, run, task_of

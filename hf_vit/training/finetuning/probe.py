@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model.task_image_classification import HfViTForImageClassification
-from ..arguments import ClassificationArguments
+from ...tasks.common.arguments import ClassificationArguments
 
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
