@@ -61,9 +61,9 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 if TYPE_CHECKING:
     from .api import evaluate, export_model, predict, train
-    from .convert.families import list_families
     from .audit.audit import audit
     from .audit.selection import select
+    from .convert.families import list_families
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
     from .pretraining import pretrain

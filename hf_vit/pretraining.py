@@ -13,11 +13,10 @@ from transformers import PreTrainedConfig
 
 from .api import Paths, TrainingResult, as_list, train
 from .options.resolve import convert
-from .outputs import FolderState, find_folder_state, free_folder
+from .options.training_arguments import MINUTES
+from .outputs import FolderState, file_name, find_folder_state, free_folder
 from .tasks import TASKS
-from .tasks.base import file_name
 from .tasks.unlabeled import UnlabeledTask
-from .training.training_arguments import MINUTES
 
 
 __all__ = ["PretrainingResult", "pretrain"]

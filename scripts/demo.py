@@ -22,8 +22,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments, set_seed
 from transformers.models.vit import ViTConfig, ViTForImageClassification
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit import data, training
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.evaluation.classification import majority_baseline
 

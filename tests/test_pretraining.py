@@ -11,11 +11,9 @@ from PIL import Image
 from transformers import AutoModelForImageClassification
 
 import hf_vit
-from hf_vit import cli, pretraining
-from hf_vit import pretrain
+from hf_vit import cli, pretrain, pretraining
 from hf_vit.pretraining import PretrainingResult
-from hf_vit.runs.plan import budget, plan
-from hf_vit.runs.plan import keep_budget
+from hf_vit.runs.plan import budget, keep_budget, plan
 
 from .helpers.datasets import write_class_folders
 

@@ -17,15 +17,14 @@ from ..data import load_unlabeled_images
 from ..data.formats.files import joined
 from ..data.shards import open_processes
 from ..extras import check_packages
+from ..features.extraction import extract_all
+from ..features.near_duplicates import find_near_duplicates
 from ..options.field import COUNT
-from ..outputs import check_outputs, check_writable, record_outputs
-from ..tasks.base import file_name
+from ..outputs import check_outputs, check_writable, file_name, record_outputs
 from .audit_result import TEXTS, Audit, write_cleaned, write_page
 from .dense_audit import check_dense_labels, open_dense
-from ..features.extraction import extract_all
 from .image_checks import outlier_scores, quality_scores, read_facts
 from .label_quality import LABEL_CUT, LEAST_IMAGES, find_label_issues, out_of_sample_probabilities
-from ..features.near_duplicates import find_near_duplicates
 
 
 PAGE, TABLE = "audit.html", "issues.parquet"
@@ -76,19 +75,19 @@ def audit(
     if cleaned is not None and cleaned.exists():
         raise ValueError(f"{cleaned} exists. Choose a new folder for --write.")
     dense = open_dense(data, model, str(folder)) if model else None
-    splits = dense.loaded.splits if dense else load_unlabeled_images([data], label_column_name=label_column_name)
+    splits = dense[1].splits if dense else load_unlabeled_images([data], label_column_name=label_column_name)
     found = Audit(data, model, splits)
     facts = _check_images(found)
     options = {"batch_size": batch_size, "use_cpu": use_cpu}
     features = extract_all(splits, data, model, folder / "features", **options) if model else None
     groups = _compare_images(found, facts, features)
     if dense is not None:
-        check_dense_labels(found, dense, open_processes(use_cpu).device)
+        check_dense_labels(found, *dense, open_processes(use_cpu).device)
     elif features is not None:
         _check_classes(found, features, groups)
     table = _save(found, folder, report)
     if cleaned is not None:
-        _save_cleaned(found, cleaned, dense.loaded.names if dense else (), report)
+        _save_cleaned(found, cleaned, dense[1].names if dense else (), report)
     return table
 
 

@@ -9,12 +9,13 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from transformers.utils import logging
 
+from ..data.datasets import TargetData
 from ..data.formats.files import joined
 from ..model.image_targets import IGNORED_LABEL
+from ..runs.evaluate import plan_evaluation
+from ..tasks.base import Task
 from ..tasks.common.load_data import check_known, with_model_classes
 from ..tasks.common.models import open_trained, read_config_of
-from ..runs.run import plan_evaluation
-from ..tasks.base import Task
 from ..tasks.object_detection import ObjectDetection
 from ..tasks.semantic_segmentation import SemanticSegmentation
 from .audit_result import Audit
@@ -30,8 +31,8 @@ PICTURE_SIDE = 320  # longer side of pictures in pixels
 COLORS = {"given": "lime", "overlooked": "red", "swapped": "magenta", "unconfirmed": "cyan"}
 
 
-def open_dense(data: str, model: str, output_dir: str) -> Task | None:
-    """Return the task of a detector or segmenter with its loaded data, or None for other models.
+def open_dense(data: str, model: str, output_dir: str) -> tuple[Task, TargetData] | None:
+    """Return the specification of a detector or segmenter and its data, or None for other models.
 
     Raises:
         OSError: if the model or the data is missing.
@@ -43,17 +44,17 @@ def open_dense(data: str, model: str, output_dir: str) -> Task | None:
         return None
     values = {"model_name_or_path": model, "dataset_name": data, "output_dir": output_dir}
     task, _ = plan_evaluation(values)
-    task.loaded = task.open_data()
-    check_known(task.loaded.names, config.get("label2id", {}), data)
-    return task
+    loaded = task.open_data()
+    check_known(loaded.names, config.get("label2id", {}), data)
+    return task, loaded
 
 
 @torch.no_grad()
-def check_dense_labels(found: Audit, task: Task, device: torch.device) -> None:
-    """Predict all images of `task.loaded`, and add the images whose boxes or masks contradict the predictions."""
+def check_dense_labels(found: Audit, task: Task, data: TargetData, device: torch.device) -> None:
+    """Predict all images of the data, and add the images whose boxes or masks contradict the predictions."""
     model = open_trained(task.model_class, found.model).eval().float().to(device)
     processor = task.open_processor(model, found.model)
-    data = with_model_classes(task.loaded, model.config.label2id)
+    data = with_model_classes(data, model.config.label2id)
     examples = {split: data.examples(split) for split in data.splits}
     scores, faults = np.full(len(found.images), np.nan), []
     objects: list[tuple[Any, ...]] = []  # number of the image and fields of `ObjectIssue`

@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from ..data.formats.files import READ_AHEAD
 from ..data.targets import encoded_bytes
-from ..model.image_inputs import read_image
 from ..features.near_duplicates import CHUNK_SIZE, SIDE
+from ..model.image_inputs import read_image
 
 
 LEAST_WHITE = 64  # 99th percentile of the brightness below which an image is dark, of 255

@@ -16,11 +16,10 @@ from datasets import Dataset
 from ..data import load_unlabeled_images
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..extras import check_packages
-from ..options.field import COUNT
-from ..outputs import check_outputs, check_writable, record_outputs
-from ..tasks.base import file_name
-from ..visualize.figures import arrange_pages, draw_label_tile
 from ..features.extraction import extract_all
+from ..options.field import COUNT
+from ..outputs import check_outputs, check_writable, file_name, record_outputs
+from ..visualize.figures import arrange_pages, draw_label_tile
 from .image_checks import join_images, open_picture
 
 

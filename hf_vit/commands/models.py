@@ -17,7 +17,7 @@ from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
-from ..runs.run import evaluate as run_evaluation
+from ..runs.evaluate import evaluate as run_evaluation
 from ..runs.run import run
 from ..tasks import TASKS
 

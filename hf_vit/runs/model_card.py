@@ -16,33 +16,11 @@ from transformers import Trainer
 from ..convert.model_card import escape_markdown
 from ..data.datasets import DatasetInfo
 from ..evaluation.base import LOWER_IS_BETTER
+from ..options.training_arguments import training_options_of
 from ..outputs import write_atomically
+from ..tasks.common.card import Usage
 from ..training.lora import count_parameters, describe_adapter
-from ..training.training_arguments import training_options_of
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Example code for a model card, which applies a model to `image.png`.
-
-    Args:
-        name: Name of the variable that holds the transformers pipeline.
-        stock: Code that calls the transformers pipeline.
-        own: Code without pipeline. Uses `model`, `image_processor`, `image` and the `outputs` of the model.
-        processor: Variable name of the image processor, or "processor" if it also processes texts.
-        inputs: Inputs of the processor.
-    """
-
-    name: str
-    stock: str
-    own: str
-    processor: str = "image_processor"
-    inputs: str = "images=image"
-
-    @property
-    def processor_class(self) -> str:
-        """Class name of the transformers processor for the example code."""
-        return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
+from ..training.output_folder import PLACE
 
 
 CALIBRATION = "## Calibration"  # heading of a section
@@ -109,7 +87,7 @@ class TrainingInfo:
     pictures: dict[str, str] = field(default_factory=dict)
     calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
     arguments: str = "training_args.json"
-    location: str = "path/to/this/folder"
+    location: str = PLACE
     tags: tuple[str, ...] = ("vision", "hf_vit")
 
     @classmethod

@@ -3,42 +3,38 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from accelerate.utils import gather_object
+from transformers.utils import logging
 
 from ..data.datasets import DatasetInfo, TargetDataset
-from ..evaluation.base import BaseEvaluator, Evaluator
-from ..evaluation.calibration import LEAST_FITTED, confidences, cross_fitted, score_calibration, score_errors, score_sets
+from ..evaluation.base import BaseEvaluator
+from ..evaluation.calibration import (
+    LEAST_FITTED,
+    confidences,
+    cross_fitted,
+    score_calibration,
+    score_errors,
+    score_sets,
+)
 from ..model.calibration import undo_calibration
 from ..options.recipe import RECIPE_NAME
-from ..outputs import write_atomically
-from ..visualize.plots import draw_calibration, draw_class_scores
+from ..options.resolve import values_of
+from ..outputs import AVERAGE_FOLDER, write_atomically
 from ..tasks.common.arguments import split_sources
-from ..training.evaluator_trainer import EvaluatorTrainer, draw_examples
+from ..tasks.common.card import describe_values, public_name
 from ..tasks.common.models import shorten
-from ..training.output_folder import AVERAGE_FOLDER
+from ..training.evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..training.trainer import HfViTTrainer
-from .model_card import TrainingInfo
+from ..visualize.plots import draw_calibration, draw_class_scores, draw_curves
+from .build import Run
+from .model_card import TrainingInfo, compare, write_model_card
 
 
-PARTS_OF_DATA = {
-    "train",
-    "training",
-    "val",
-    "validation",
-    "test",
-    "images",
-    "data",
-}  # generic names of dataset folders
-MAX_BASELINE_IMAGES = 5000  # maximum number of training images for the naive baseline
-
-
-def evaluation_split(splits: Iterable[str]) -> str:
-    """Return the split of the final evaluation: the first existing one of "test", "validation" and "train"."""
-    return next(name for name in ("test", "validation", "train") if name in splits)
+logger = logging.get_logger(__name__)
+CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
 def describe_data(
@@ -72,22 +68,6 @@ def describe_data(
     )
 
 
-def public_name(source: str) -> str:
-    """Return the public name of a dataset: its name on the Hub, or the name of its file or folder without the path.
-
-    Generic names such as `train/images` are prefixed with the parent folder, unless the parent is the home folder or
-    the working directory, whose names are private.
-    """
-    if not Path(source).exists():
-        return source
-    place = Path(source).resolve()
-    private = {above for folder in (Path.home(), Path.cwd()) for above in (folder, *folder.parents)}
-    above = place
-    while above.name.lower() in PARTS_OF_DATA and above.parent not in private:
-        above = above.parent
-    return place.relative_to(above.parent).as_posix()
-
-
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
     """Return the fields of `TrainingInfo` that do not depend on the task."""
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
@@ -99,16 +79,6 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "location": trainer.hub_model_id or TrainingInfo.location,
     }
-
-
-def describe_weights(weights: Mapping[str, float]) -> str:
-    """Return the nonzero weights of the terms of a loss as one line of text."""
-    return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
-
-
-def describe_values(values: Mapping[str, Any]) -> str:
-    """Return the values of options as one line of text."""
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
@@ -214,23 +184,134 @@ def null_for_nan(value: Any) -> Any:
     return None if math.isnan(value) else value
 
 
-def score_naive_baseline(
-    trainer: EvaluatorTrainer, train: TargetDataset, evaluated: TargetDataset, most: int = MAX_BASELINE_IMAGES
-) -> tuple[str, dict[str, float]]:
-    """Evaluate the best constant predictor, which ignores images. Return its name and scores.
+def count_examples(run: Run) -> dict[str, int]:
+    """Return the number of examples per split; for a stream, only of the evaluated splits."""
+    if run.heads:
+        heads = {name: count_examples(head) for name, head in run.heads.items()}
+        return {f"{split} of {name}": count for name, own in heads.items() for split, count in own.items()}
+    counts = {name: len(rows) for name, rows in run.data.splits.items()}
+    if run.data.stream is not None and len(counts) > 1:
+        counts.pop("train", None)
+    return counts
 
-    The predictor is computed from at most `most` evenly spaced training images. All processes share the work. The
-    scores also remain in the metric.
+
+def describe_targets(run: Run) -> str:
+    """Return a description of the linear probe and of values computed from the targets; empty for most tasks."""
+    if run.heads:
+        texts = {name: describe_targets(head) for name, head in run.heads.items()}
+        return "\n".join(f"{name}: {text}" for name, text in texts.items() if text)
+    probe = "" if run.probe is None else str(run.probe.probe)
+    return "\n".join(filter(None, [probe, run.task.describe_targets(run.trainer, run.data)]))
+
+
+def describe_threshold(run: Run) -> str:
+    """Return a description of the score threshold and how it was chosen."""
+    if "validation" not in run.data.splits:
+        return "none, because there are no validation images; the caller chooses it"
+    chosen = run.trainer.thresholds.get(False)
+    if chosen is None:
+        return "none, because no score separates correct from wrong predictions on the validation images"
+    same = " (see above)" if run.data.evaluated_split == "validation" else ""
+    best = f"the best {chosen.measure} ({chosen.quality:.3f})"
+    return f"{chosen.value:g}, that of {best} on the validation images{same}"
+
+
+def describe_recipe(run: Run) -> dict[str, str]:
+    """Return the table rows of the model card about settings that are not part of the trainer."""
+    task, trainer = run.task, run.trainer
+    changes = trainer.conditions.get("changes")
+    drawn = None if run.data.stream is None else vars(task.options)["shuffle_buffer_size"]
+    return {
+        **task.describe_model(trainer.model, trainer.processing_class, run.data, run.args),
+        **run.rows,
+        "augmentation": describe_values(values_of(task.options, "Augmentation", "Views")),
+        **({"score threshold": describe_threshold(run)} if task.chooses_threshold else {}),
+        **({} if trainer.distillation is None else trainer.distillation.facts()),
+        **({"resumed with changes": " / ".join(changes)} if changes else {}),
+        "evaluation": trainer.evaluator.describe_evaluation(),
+        **({"training images": f"a stream, each drawn among {drawn:,}"} if drawn else {}),
+    }
+
+
+def evaluate_run(run: Run, split: str) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
+    """Evaluate a model on a split, on all processes, and write scores and pictures to the output folder.
+
+    Returns:
+        The scores, the file names of the pictures by caption, and table rows of the model card.
     """
-    evaluator, args = trainer.evaluator, trainer.args
-    assert isinstance(evaluator, Evaluator)
-    shows = args.local_process_index == 0 and not args.disable_tqdm
-    count = len(train)
-    if count > most:
-        train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
-    name, predict = evaluator.naive_baseline(train.read_targets(shows))
-    share = evaluated.select(range(args.process_index, len(evaluated), args.world_size))
-    records = [evaluator.metric.record(predict(target), target) for target in share.read_targets(shows)]
-    evaluator.metric.reset()
-    evaluator.metric.update(gather_object(records))
-    return f"{name} (of {most:,} training images)" if count > most else name, evaluator.metric.compute()
+    trainer, rows = run.trainer, {}
+    scores, pictures = score_split(trainer, split, run.data.examples(split))
+    for name, more in run.task.more_evaluations(trainer, run.data).items():
+        with trainer.evaluating_with(more.evaluator, more.collator):
+            found, _ = score_split(trainer, name, more.examples)
+        scores[f"{name}_{more.score}"] = found[more.score]
+        rows[name.replace("_", "-")] = more.description.format(found[more.score])
+    return scores, pictures, rows
+
+
+def write_report(run: Run, **facts: Any) -> dict[str, float]:
+    """Evaluate a trained model and write scores, pictures and the model card to its output folder.
+
+    The evaluated split is the first existing one of "test", "validation" and "train".
+
+    Args:
+        run: A run that has finished training.
+        **facts: Fields of `TrainingInfo` that the run does not provide.
+
+    Returns:
+        The scores.
+    """
+    scores, info = report_run(run, **facts)
+    if info is not None:
+        write_model_card(Path(run.args.output_dir), info)
+        reference = [*info.baselines][-1]
+        for sentence in compare(replace(info, baselines={reference: info.baselines[reference]})):
+            logger.warning(sentence)
+    return scores
+
+
+def report_run(run: Run, **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
+    """Evaluate a trained model and write scores and pictures. Return the scores and the content of the model card.
+
+    The content of the model card is None on all processes except the first.
+    """
+    task, data, trainer = run.task, run.data, run.trainer
+    split, folder = data.evaluated_split, Path(run.args.output_dir)
+    scores, pictures, rows = evaluate_run(run, split)
+    evaluator = trainer.evaluator
+    classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
+    calibration = evaluator.calibration_scores
+    baselines = task.evaluate_baselines(trainer, data, split)
+    if not trainer.is_world_process_zero():
+        return scores, None
+    usage, limits, parts = task.card_texts(data)
+    (curves,) = CURVES.values()
+    draw_curves(trainer.state.log_history, folder / curves)
+    described = describe_data(
+        task.options.dataset_name,
+        task.options.dataset_license,
+        count_examples(run),
+        split,
+        data.names,
+        examples=task.examples,
+        parts=parts,
+        notes=run.notes,
+    )
+    reference = [*baselines.values()][-1]
+    info = TrainingInfo.from_trainer(
+        trainer,
+        recipe=describe_recipe(replace(run, rows={**run.rows, **rows})),
+        task=task.pipeline,
+        usage=usage,
+        data=described,
+        metrics={name: scores[name] for name in reference if not math.isnan(scores[name])},
+        baselines={**report_average(trainer, split, scores), **baselines},
+        pictures={**pictures, **CURVES},
+        units=evaluator.metric.units,
+        parts={evaluator.parts: classes},
+        calibration=calibration,
+        limits=limits.format(num_classes=len(data.names), model=trainer.plain_model),
+        **describe_training(trainer, split),
+        **facts,
+    )
+    return scores, info

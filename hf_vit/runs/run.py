@@ -1,4 +1,4 @@
-"""Plan or execute a training run, or evaluate a saved model, given option values."""
+"""Plan or execute a training run, given option values."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,35 +22,47 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
-from ..model.configuration_hf_vit import HfViTConfig
-from ..model.pretrained import find_head_of
+from ..data.checks import check_output_outside_data
 from ..options.field import Names
-from ..options.library import options_of
-from ..options.recipe import RECIPE_NAME, recipe_of, recipe_text, savable_values, with_recipe
-from ..options.resolve import build, resolve
-from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs, write_atomically
+from ..options.recipe import RECIPE_NAME, recipe_text, savable_values, with_recipe
+from ..options.resolve import resolve
+from ..options.training_arguments import HfViTTrainingArguments
+from ..outputs import check_writable, file_name, free_folder, last_folder, write_atomically
+from ..processes import on_first_process
+from ..tasks import TASKS
+from ..tasks.base import Task
 from ..tasks.common.arguments import split_sources
+from ..tasks.common.models import check_architecture, check_head
 from ..training.callbacks.state import StepReport
-from ..training.checkpoints import on_first_process
-from .conditions import describe_arguments, find_changes, find_conditions
 from ..training.distillation import check_projection
-from ..training.errors import CheckpointError, ExampleError, NotFiniteError, NoUpdateError, Preempted, as_sentence, format_bytes, how_to_resume, short_message
+from ..training.errors import (
+    CheckpointError,
+    ExampleError,
+    NotFiniteError,
+    NoUpdateError,
+    Preempted,
+    as_sentence,
+    format_bytes,
+    how_to_resume,
+    short_message,
+)
 from ..training.lora import count_parameters
-from ..tasks.common.models import check_architecture, check_head, read_config_of
-from ..training.output_folder import checkpoint_to_resume, evaluation_files, lock_output_folder
+from ..training.output_folder import checkpoint_to_resume, lock_output_folder
+from ..training.trainer import HfViTTrainer
+from .assemble import build_run, open_run
+from .build import Run
+from .choose import choose, describe_held_out
+from .conditions import describe_arguments, find_changes, find_conditions
 from .plan.keep_budget import KeepBudget, LengthChanges
 from .plan.plan import Planner, warn_of_few_steps
-from ..tasks import TASKS
-from ..tasks.base import EVALUATED, EvaluationArguments, Task, file_name
-from ..training.trainer import HfViTTrainer
-from ..training.training_arguments import HfViTTrainingArguments
+from .report import count_examples, describe_targets, write_report
+from .report_heads import write_report_of_heads
 
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # minimum relative change of the number of steps that is reported
 # Maximum number of values that an optimizer stores per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
-NOT_REPEATED = {"dataset_name", "max_eval_samples"}  # data options that an evaluation does not read from a recipe
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
@@ -60,9 +72,9 @@ def run(
     """Call `train`. If an error occurs, exit with a one-line message."""
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
-            training = prepare(task_class, values, stack, report, program)
+            prepared = prepare(task_class, values, stack, report, program)
         with one_line_errors(NotFiniteError, NoUpdateError, OSError):
-            complete(training)
+            complete(prepared)
 
 
 def train(
@@ -87,21 +99,29 @@ def train(
         NotFiniteError: If the loss becomes infinite or NaN.
     """
     with ExitStack() as stack:
-        training = prepare(task_class, values, stack, report, program)
-        complete(training)
-    return training
+        prepared = prepare(task_class, values, stack, report, program)
+        complete(prepared)
+    return prepared
 
 
 @dataclass
 class Training:
-    """A training run that is ready to start, or has finished."""
+    """A training run that is ready to start, or has finished.
 
-    task: Task
-    trainer: HfViTTrainer
-    checkpoint: str | None  # checkpoint to resume from, None for a new run
-    command: str  # command that repeats the run
-    report: Callable[[str], None]
+    Args:
+        run: Specification, data and trainer.
+        planner: Planner of the run.
+        checkpoint: Checkpoint to resume from, None for a new run.
+        command: Command that repeats the run.
+        report: Function that prints lines of progress.
+        scores: Scores of the trained model.
+    """
+
+    run: Run
     planner: Planner
+    checkpoint: str | None
+    command: str
+    report: Callable[[str], None]
     scores: dict[str, float] = field(default_factory=dict)
 
 
@@ -122,42 +142,44 @@ def prepare(
     given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
     if given.get("dry_run"):
         given["push_to_hub"] = False  # a dry run must not create a repository on the Hub
-    task = task_class.from_options(given)
-    check_writable(Path(task.args.output_dir))
-    stack.enter_context(lock_output_folder(task.args))
-    report = report if task.args.process_index == 0 else lambda _: None
+    task, args = task_class.from_options(given)
+    check_output_outside_data(task.options.sources, args.output_dir)
+    check_writable(Path(args.output_dir))
+    stack.enter_context(lock_output_folder(args))
+    report = report if args.process_index == 0 else lambda _: None
     # The recipe of a multi-task model contains the data of its heads, so it does not disable default hyperparameters.
     has_recipe = values.get("recipe") is not None and task_class.pipeline != "multi-task"
-    planner = Planner(task, given, report, has_recipe=has_recipe)
-    checkpoint = checkpoint_to_resume(task.args)
+    planner = Planner(task, args, given, report, has_recipe=has_recipe)
+    checkpoint = checkpoint_to_resume(args)
+    chosen = planner.start(checkpoint)
+    run = Run(**planner.with_chosen(chosen))
+    task, args = run.task, run.args
     if checkpoint is not None:
-        task, chosen = planner.resumed(checkpoint)
         check_architecture(checkpoint, task.model_class, task.options)
-        begun = describe_arguments(task)
-        on_first_process(task.args, lambda: find_changes(task, begun, checkpoint))
-    else:
-        task, chosen = planner.started()
-    task.load_data()
+        begun = describe_arguments(task, args)
+        on_first_process(args, lambda: find_changes(task, args, begun, checkpoint))
+    run = open_run(run)
     if checkpoint is None:
-        task, chosen = planner.planned(task)
-    args = task.args
-    described = describe_arguments(task)
+        chosen = planner.plan(run)
+        run = replace(run, **planner.with_chosen(chosen))
+        args = run.args
+    described = describe_arguments(run.task, args)
     set_seed(args.seed)
-    trainer = task.make_trainer()
-    conditions = on_first_process(args, lambda: find_conditions(task, described, checkpoint))
+    run = build_run(run)
+    trainer = run.trainer
+    conditions = on_first_process(args, lambda: find_conditions(run, described, checkpoint))
     trainer.conditions, trainer.report = {**conditions, "chosen": chosen}, report
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
     command = shlex.join(command_line(task_class, {**values, "output_dir": args.output_dir}, program, args.world_size))
-    training = Training(task, trainer, checkpoint, command, report, planner)
     recipe = planner.recipe(chosen)
     if trainer.is_world_process_zero() and not args.dry_run:
         write_recipe(args, recipe)
-    report_plan(training)
+    report_plan(run, report)
     if args.dry_run:
-        report(describe_plan(trainer, recipe, task.data_notes))
-    return training
+        report(describe_plan(run, recipe))
+    return Training(run, planner, checkpoint, command, report)
 
 
 def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, Any]:
@@ -191,20 +213,18 @@ def get_name(task_class: type[Task]) -> str:
     return next(name for name, task in TASKS.items() if task is task_class)
 
 
-def report_plan(training: Training) -> None:
+def report_plan(run: Run, report: Callable[[str], None]) -> None:
     """Report the model, the training data and the output folder of a run."""
-    task = training.task
-    sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
-    size = f"{count_parameters(training.trainer.model):,} parameters"
-    training.report(f"{task.examples.capitalize()}: {sizes}; {task.describe_held_out()}.")
-    if targets := task.describe_targets(training.trainer):
-        training.report(targets)
-    training.report(f"Model: {size}. Output: {task.args.output_dir}")
+    sizes = ", ".join(f"{count:,} for {name}" for name, count in count_examples(run).items())
+    report(f"{run.task.examples.capitalize()}: {sizes}; {describe_held_out(run)}.")
+    if targets := describe_targets(run):
+        report(targets)
+    report(f"Model: {count_parameters(run.trainer.model):,} parameters. Output: {run.args.output_dir}")
 
 
 def complete(training: Training) -> None:
     """Train, evaluate, save and, if requested, publish a model, unless in a dry run. Raises the errors of `train`."""
-    args = training.task.args
+    args = training.run.args
     if args.dry_run:
         return
     try:
@@ -218,35 +238,36 @@ def complete(training: Training) -> None:
         raise OSError(f"{as_sentence(error)} {how_to_resume(args.output_dir)}") from error
     try:
         if args.push_to_hub:
-            training.trainer.push_to_hub()
+            training.run.trainer.push_to_hub()
     finally:
         PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
 
 
 def finish(training: Training) -> None:
     """Train a model, resuming from the checkpoint if there is one. Evaluate and save the model."""
-    task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
+    run, report = training.run, training.report
+    trainer, args, options = run.trainer, run.args, run.task.options
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
-        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
+        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, run.task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
-    task.choose_inference(trainer)  # choose before saving, because the choice changes the saved model
-    if task.choice:
-        report(task.choice)
+    choice = choose(run)  # choose before saving, because the choice changes the saved model
+    if choice.text:
+        report(choice.text)
     trainer.save_model(_internal_call=True)  # upload after the report, which a failed upload would prevent
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
-    training.scores = task.write_report(
-        trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
-    )
+    facts = {"command": training.command, "license": options.license, "base_model": options.model_name_or_path}
+    write = write_report_of_heads if run.heads else write_report
+    training.scores = write(replace(run, rows=choice.rows), **facts)
     if trainer.is_world_process_zero():
         report(f"Scores: {joined(training.scores)}")
         if trainer.average is not None:
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in training.scores}
             report(f"Averaged weights: {joined(averaged)}")
-        report(f"The model, its scores and its card: {task.args.output_dir}")
+        report(f"The model, its scores and its card: {args.output_dir}")
 
 
 def follow_budget(training: Training) -> None:
@@ -254,7 +275,7 @@ def follow_budget(training: Training) -> None:
 
     With DeepSpeed, the number of steps does not change, because DeepSpeed creates the schedule.
     """
-    trainer, planner = training.trainer, training.planner
+    trainer, planner = training.run.trainer, training.planner
     if planner.budget is None or trainer.is_deepspeed_enabled:
         trainer.add_callback(LengthChanges(trainer, training.checkpoint))
         return
@@ -323,113 +344,14 @@ def one_line(error: Exception) -> str:
     return f"{os.path.basename(sys.argv[0])}: {short_message(error)}"
 
 
-def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
-    """Evaluate a saved model. If an error occurs before the evaluation starts, exit with a one-line message.
-
-    Args:
-        values: Option values by name. They override the values of the option `recipe`, if given.
-        report: Function that prints lines of progress, called on the first process.
-    """
-    with one_line_errors(ValueError, OSError, ImportError):
-        task, trainer, split = prepare_evaluation(values)
-    complete_evaluation(task, trainer, split, report)
-
-
-def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, str]:
-    """Return the task of a saved model, a trainer to evaluate it, and its split. Raises the errors of `prepare`."""
-    task, saved = plan_evaluation(values)
-    check_writable(Path(task.args.output_dir))
-    trainer, split = task.make_evaluation_trainer(saved)
-    check_outputs(evaluation_files(task.args.output_dir, split), overwrite=saved.overwrite)
-    return task, trainer, split
-
-
-def complete_evaluation(
-    task: Task, trainer: HfViTTrainer, split: str, report: Callable[[str], None]
-) -> dict[str, float]:
-    """Evaluate a split, write its scores to files and return them."""
-    scores, _ = task.evaluate(trainer, split)
-    if trainer.is_world_process_zero():
-        record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
-        count = len(task.loaded.examples(split))
-        report(f"{count:,} {split} {task.examples}: {joined(scores)}")
-        report(f"Scores and pictures: {task.args.output_dir}")
-    PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
-    return scores
-
-
-def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArguments]:
-    """Return the task of the saved model to evaluate, and its arguments."""
-    values = with_recipe(values)
-    task_class, head = find_task(values), values.pop("head", None)  # tasks have another `head`
-    kinds = task_class.fields()
-    values = with_data_options(task_class, values, head)
-    own = options_of(EvaluationArguments)
-    for name, option in options_of(kinds["options"]).items():
-        if name in values and name not in own and option["group"] not in EVALUATED:
-            raise ValueError(f"{name}={values[name]!r} applies only to training. Remove it.")
-    options, args = build((kinds["options"], EvaluationArguments), values, **task_class.evaluation_defaults())
-    if given := options.given_values("Training images"):
-        name, value = next(iter(given.items()))
-        raise ValueError(f"{name}={value!r} applies only to training. Remove it.")
-    if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
-        raise ValueError(f"{useless[0]} applies only to training. Remove it.")
-    args.head = head
-    args.name_output(options.sources)
-    others = {name: kind() for name, kind in kinds.items() if name not in ("options", "args")}
-    return task_class(options, args, **others), args
-
-
-def with_data_options(task_class: type[Task], values: Mapping[str, Any], head: str | None) -> dict[str, Any]:
-    """Return the given option values and, if the model was trained on the same data, those that describe this data."""
-    model, known = os.fspath(values["model_name_or_path"]), task_class.fields()["options"]
-    recipe = recipe_of(Path(model), find_head_of(task_class.model_class, read_config_of(model), head))
-    used, trained = (each.get("dataset_name") for each in (values, recipe))
-    if not used or not trained or Path(str(used)).absolute() != Path(str(trained)).absolute():
-        return dict(values)
-    data = {name for name, option in options_of(known).items() if option["group"] == "Data"} - NOT_REPEATED
-    return {**{name: value for name, value in recipe.items() if name in data}, **values}
-
-
-def find_task(values: Mapping[str, Any]) -> type[Task]:
-    """Return the task class of the model to evaluate."""
-    model = values.get("model_name_or_path")
-    if not model:
-        raise ValueError("No model is given. Set --model_name_or_path to a path, or to a name on the Hub.")
-    name = str(values.get("task") or task_of_model(os.fspath(model), values.get("head"))).replace("_", "-")
-    if name not in TASKS:
-        raise ValueError(f"task={name!r} is unknown. Choose one of {', '.join(TASKS)}.")
-    if name == "multi-task":
-        heads = HfViTConfig.from_dict(read_config_of(model)).heads
-        raise ValueError(f"{model} has several heads. Set --head to one of {', '.join(heads)}.")
-    return TASKS[name]
-
-
-def task_of_model(name_or_path: str, head: str | None = None) -> str:
-    """Return the task name of a saved or published model, or of its head, from the class in its configuration.
-
-    If there is no class, as for weight files and timm checkpoints, the model is assumed to be a classifier.
-    """
-    config = read_config_of(name_or_path, head)
-    architecture = str((config.get("architectures") or ["ForImageClassification"])[0])
-    for name, task in TASKS.items():
-        if any(part in architecture for part in (task.model_class.__name__.removeprefix("HfViT"), *task.published)):
-            return name
-    raise ValueError(
-        f"{name_or_path} was saved as {architecture}, which belongs to no task. If it has a trained head, set --task "
-        f"to one of {', '.join(TASKS)}."
-    )
-
-
-def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Sequence[str]) -> str:
+def describe_plan(run: Run, recipe: Mapping[str, Any]) -> str:
     """Return a description of the planned run, one fact per line.
 
     Args:
-        trainer: A trainer that is ready to train.
+        run: A run that is ready to start.
         recipe: Options that the user gave or that were chosen, see `Planner.recipe`.
-        notes: Notes about missing or unusual data.
     """
-    args, config = trainer.args, trainer.model.config
+    trainer, args, config = run.trainer, run.args, run.trainer.model.config
     _, per_epoch, *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
     batch = args.images_per_step
     size = "x".join(map(str, config.image_size)) if isinstance(config.image_size, list | tuple) else config.image_size
@@ -438,7 +360,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
     chosen = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
     return "\n".join(
         [
-            *([f"Data: {' '.join(notes)}"] if notes else []),
+            *([f"Data: {' '.join(run.notes)}"] if run.notes else []),
             f"Model: {type(trainer.model).__name__}, {config.num_hidden_layers} layers of width {config.hidden_size}, "
             f"images of {size} pixels.",
             f"Steps: {steps:,}{epochs}, {batch} images each.",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,16 +13,17 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ..data import load_depth_estimation
-from ..data.datasets import TargetDataset
+from ..data.datasets import TargetData, TargetDataset
 from ..evaluation.base import BaseEvaluator, Batch, Evaluator, File, ImageResult, Images
 from ..evaluation.depth import DepthMetric, describe_depth
 from ..model.image_geometry import resize_nearest
 from ..model.task_configurations import HfViTDepthConfig
 from ..model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ..options.field import NOT_NEGATIVE, POSITIVE, data_option, evaluation_option, model_option, source_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.dense import draw_depth
+from .common.card import Usage
 from .common.defaults import DEPTH
-from ..runs.model_card import Usage
 from .shared import BATCH_OF_16, DenseArguments, SpatialTask, size_of
 
 
@@ -113,6 +114,19 @@ class DepthEvaluator(Evaluator):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DepthData(TargetData):
+    """Images with depth maps, and valid depths (N,) in meters from a sample of each split."""
+
+    depths: dict[str, Tensor]
+
+
+def depths_of(data: TargetData) -> dict[str, Tensor]:
+    """Return sampled depths by split."""
+    assert isinstance(data, DepthData)
+    return data.depths
+
+
 def sample_depths(examples: TargetDataset) -> Tensor:
     """Return valid depths (N,) in meters from a sample of the depth maps of a split. The sample is deterministic."""
     chosen = np.random.default_rng(0).permutation(len(examples))[:NUM_MAPS]
@@ -166,7 +180,7 @@ class DepthArguments(DenseArguments):
                 setattr(self, name, value)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DepthEstimation(SpatialTask):
     """Monocular depth estimation."""
 
@@ -196,26 +210,23 @@ print(result["predicted_depth"])  # (height, width)""",
 
     options: DepthArguments
 
-    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # sampled depths (N,) by split name
+    def examine(self, data: TargetData, args: HfViTTrainingArguments) -> DepthData:
+        """Return the data with sampled depths of each split, which determine the depth range."""
+        depths = {split: sample_depths(data.examples(split)) for split in data.splits}
+        return DepthData(**vars(data), depths=depths)
 
-    def note_data(self) -> list[str]:
-        """Sample depths of each split to choose and check the depth range; return notes about the data."""
-        self.depths = {split: sample_depths(self.loaded.examples(split)) for split in self.loaded.splits}
-        return super().note_data()
-
-    def options_of_fresh_head(self) -> dict[str, Any]:
+    def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the maximum depth of a new head: that of the depth format, if given, or of the training depths."""
         if self.options.depth_format is not None:
-            return {"max_depth": self.options.max_eval_depth}
-        return {"max_depth": choose_max_depth(self.depths["train"])}
+            return {}, {"max_depth": self.options.max_eval_depth}
+        return {}, {"max_depth": choose_max_depth(depths_of(data)["train"])}
 
-    def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Return the evaluator. Warn about depths out of range; raise `ValueError` if a split has too many of them."""
-        evaluator = super().open_evaluator(model, processor)
+    def check_evaluator(self, evaluator: BaseEvaluator, data: TargetData) -> list[str]:
+        """Return notes about depths out of range; raise `ValueError` if a split has too many of them."""
         assert isinstance(evaluator, DepthEvaluator)
-        least, most = evaluator.metric.min_depth, evaluator.max_depth
+        least, most, notes = evaluator.metric.min_depth, evaluator.max_depth, []
         is_given = self.options.max_eval_depth is not None or "max_depth" in self.options.given_options()
-        for split, depths in self.depths.items():
+        for split, depths in depths_of(data).items():
             share = float(((depths <= least) | (depths > most)).float().mean())
             note = f"{share:.1%} of the valid {split} pixels are outside {least:g} to {most:g} m"
             if share > MOST_DROPPED and not is_given:
@@ -225,27 +236,32 @@ print(result["predicted_depth"])  # (height, width)""",
                     "depth_config in --config_overrides, or with --max_eval_depth."
                 )
             if share > FEW_DROPPED:
-                logger.warning_once(f"{note}, and are not used for training, for scores, or both.")
-                self.data_notes = [*self.data_notes, f"{note}, and are not used for training, for scores, or both."]
-        return evaluator
+                notes.append(f"{note}, and are not used for training, for scores, or both.")
+                logger.warning_once(notes[-1])
+        return notes
 
-    def describe_targets(self, trainer: Any) -> str:
+    def describe_targets(self, trainer: Any, data: TargetData) -> str:
         """Return a description of the depth ranges of data, head and scores."""
-        most, evaluation = self.depths["train"].quantile(0.99), trainer.evaluator.describe_evaluation()
-        head = self.describe_model(trainer.model, None)["head"]
+        most, evaluation = depths_of(data)["train"].quantile(0.99), trainer.evaluator.describe_evaluation()
+        head = self.describe_model(trainer.model, None, data, trainer.args)["head"]
         return f"Depths: 99 % of the training pixels are below {most:.4g} m. Head: {head}. Scores: {evaluation}."
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about head and loss."""
         options = model.options
         is_relative = options.depth_estimation_type == "relative"
         up_to = "any depth" if options.max_depth is None else f"depth up to {model.options.max_depth:g} m"
         return {
+            **super().describe_model(model, processor, data, args),
             "head": f"{model.options.head}, {'relative inverse depth' if is_relative else up_to}",
             "loss": options.loss or ("ssi" if is_relative else "silog"),
         }
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> DepthEvaluator:
         """Return the evaluator; raise `ValueError` if the predictions cannot be aligned as requested."""
         options, evaluation = model.options, self.options
         max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth

@@ -19,15 +19,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from ..data.augmentation.classification import cropped_example_augmentation
 from ..data.collators import MOST_CAPTIONS, CaptionCollator, sample_captions
+from ..data.datasets import TargetData
 from ..evaluation.base import BaseEvaluator, Batch, File, ImageResult, Images
 from ..evaluation.captions import CaptionMetric
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_image_captioning import IGNORED_TOKEN, HfViTForImageTextToText, token_losses
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.pretraining import draw_captions
-from ..training.evaluator_trainer import EvaluatorTrainer
-from .common.models import load_model, read_config_of
+from .base import plain_batches
+from .common.card import Usage
 from .common.defaults import CAPTIONS
-from ..runs.model_card import Usage
+from .common.models import load_model, read_config_of
 from .shared import BATCH_OF_16, CaptionArguments, CaptionedTask
 from .zero_shot_image_classification import BEGIN, MAX_TEXT_LENGTH, VOCAB_SIZE, train_tokenizer
 
@@ -91,7 +93,7 @@ class CaptionEvaluator(BaseEvaluator):
         return "bleu_4: against all captions of an image, in lower case; rouge_l: F1 of the best of them"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ImageCaptioning(CaptionedTask):
     """Image captioning."""
 
@@ -117,49 +119,53 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
 
     options: CaptioningArguments
 
-    def open_model(self) -> tuple[HfViTForImageTextToText, HfViTProcessor]:
+    def open_model(
+        self, data: TargetData, args: HfViTTrainingArguments
+    ) -> tuple[HfViTForImageTextToText, HfViTProcessor]:
         """Return the model to train and its processor. The tokenizer of a new decoder is trained on the captions."""
-        args, name = self.options, self.options.model_name_or_path
+        own, name = self.options, self.options.model_name_or_path
         if name is not None and self.model_class.__name__ in (read_config_of(name).get("architectures") or ()):
-            args.refuse_beside("model_name_or_path", "vocab_size", "max_text_length")
-            model, image_processor = load_model(self.model_class, args)
+            own.refuse_beside("model_name_or_path", "vocab_size", "max_text_length")
+            model, image_processor = load_model(self.model_class, own)
             return model, HfViTProcessor(image_processor, self.open_processor(model, name).tokenizer)
-        captions = chain.from_iterable(self.loaded.splits["train"]["captions"])
-        sizes = args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH
-        tokenizer, fields = train_prompt_tokenizer(captions, *sizes), args.config_overrides or {}
+        captions = chain.from_iterable(data.splits["train"]["captions"])
+        sizes = own.vocab_size or VOCAB_SIZE, own.max_text_length or MAX_TEXT_LENGTH
+        tokenizer, fields = train_prompt_tokenizer(captions, *sizes), own.config_overrides or {}
         tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        own = {"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length, **tokens}
-        fields = {**fields, "caption_config": {**own, **(fields.get("caption_config") or {})}}
-        model, image_processor = load_model(self.model_class, replace(args, config_overrides=fields))
+        sized = {"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length, **tokens}
+        fields = {**fields, "caption_config": {**sized, **(fields.get("caption_config") or {})}}
+        model, image_processor = load_model(self.model_class, replace(own, config_overrides=fields))
         for name, number in tokens.items():  # prevents a warning of the transformers Trainer
             setattr(model.config, name, number)
         return model, HfViTProcessor(image_processor, tokenizer)
 
-    def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> CaptionEvaluator:
+    def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor, data: TargetData) -> CaptionEvaluator:
         """Return the evaluator."""
         return CaptionEvaluator(processor.image_processor, CaptionMetric(), processor.tokenizer)
 
-    def count_choosing_images(self, num_trained: int) -> int:
+    def count_choosing_images(self, data: TargetData, args: HfViTTrainingArguments, num_trained: int) -> int:
         """Return the number of training images that the baseline reads."""
-        return min(MOST_COMPARED, self.count_training_images())
+        return min(MOST_COMPARED, data.num_train)
 
-    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluate a baseline: the first caption of the training image with the most similar encoder features."""
-        targets = list(self.loaded.examples(split).read_targets())
-        known, captions = self.encode(trainer, "train", MOST_COMPARED)
-        features, _ = self.encode(trainer, split, len(targets))
+    def evaluate_baselines(self, trainer: Any, data: TargetData, split: str) -> dict[str, dict[str, float]]:
+        """Evaluate the most frequent caption, and the first caption of the training image with similar features."""
+        targets = list(data.examples(split).read_targets())
+        known, captions = self.encode(trainer, data, "train", MOST_COMPARED)
+        features, _ = self.encode(trainer, data, split, len(targets))
         nearest = (features @ known.T).argmax(dim=1).tolist()
-        counts = Counter(chain.from_iterable(self.loaded.splits["train"]["captions"]))
+        counts = Counter(chain.from_iterable(data.splits["train"]["captions"]))
         ((usual, _),) = counts.most_common(1)
-        self.other_baselines = {"most frequent caption": score([usual] * len(targets), targets)}
-        return "caption of the nearest image", score([captions[number] for number in nearest], targets)
+        return {
+            "most frequent caption": score([usual] * len(targets), targets),
+            "caption of the nearest image": score([captions[number] for number in nearest], targets),
+        }
 
     @torch.no_grad()
-    def encode(self, trainer: EvaluatorTrainer, split: str, most_images: int) -> tuple[Tensor, list[str]]:
+    def encode(self, trainer: Any, data: TargetData, split: str, most_images: int) -> tuple[Tensor, list[str]]:
         """Return the features (N, D) of at most `most_images` images of a split, and their first captions."""
         model, features, captions = trainer.plain_model.eval(), list[Tensor](), list[str]()
         size = trainer.args.per_device_eval_batch_size
-        for batch in self.plain_batches(model, trainer.processing_class, most_images, size):
+        for batch in plain_batches(self, model, trainer.processing_class, data, most_images, size, split):
             inputs = send_to_device({name: batch[name] for name in INPUTS if name in batch}, model.device)
             tokens = model.model(**inputs, return_dict=True).last_hidden_state
             features.append(F.normalize(tokens.mean(dim=1), dim=1))
@@ -167,10 +173,12 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
             captions += trainer.processing_class.batch_decode(first, skip_special_tokens=True)
         return torch.cat(features), captions
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about decoder and texts."""
         own, tokenizer = model.options, processor.tokenizer
-        count = sum(map(len, self.loaded.splits["train"]["captions"]))
+        count = sum(map(len, data.splits["train"]["captions"]))
         return {
             "decoder": f"{own.num_hidden_layers} blocks of width {own.hidden_size} with cross-attention; "
             f"{model.generation_config.num_beams} beams",

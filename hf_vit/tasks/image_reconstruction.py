@@ -24,17 +24,23 @@ from ..evaluation.reconstruction import ReconstructedImage, ReconstructionMetric
 from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.patch_decoder import patchify, unpatchify
-from ..model.task_image_reconstruction import HfViTForImageReconstruction, HfViTKlAutoencoder, HfViTLatentDistribution, HfViTRepresentationAutoencoder
+from ..model.task_image_reconstruction import (
+    HfViTForImageReconstruction,
+    HfViTKlAutoencoder,
+    HfViTLatentDistribution,
+    HfViTRepresentationAutoencoder,
+)
 from ..options.field import NOT_NEGATIVE, POSITIVE, PROBABILITY, SHARE, augmentation_option, model_option
+from ..options.training_arguments import HfViTTrainingArguments
+from ..processes import on_first_process
 from ..visualize.figures import MAX_ROWS
 from ..visualize.pretraining import draw_views
+from .base import Choice, plain_batches
 from .common.arguments import UnlabeledArguments
-from ..training.checkpoints import on_first_process
-from ..training.evaluator_trainer import EvaluatorTrainer
-from .common.models import NUM_IMAGES, principal_directions, read_config_of
+from .common.card import Usage
 from .common.defaults import RECONSTRUCTION
-from ..runs.model_card import Usage
-from .base import Task
+from .common.models import NUM_IMAGES, principal_directions, read_config_of
+from .common.streams import UnlabeledImages
 from .unlabeled import DESCRIBE, UnlabeledTask, pixel_levels
 
 
@@ -144,7 +150,7 @@ class ReconstructionEvaluator(BaseEvaluator):
         draw_views(rows, *pixel_levels(self.processor), file, titles)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ImageReconstruction(UnlabeledTask):
     """Image reconstruction with an autoencoder."""
 
@@ -164,19 +170,15 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
     )
     defaults = RECONSTRUCTION
     argument_defaults: ClassVar[dict[str, Any]] = {"metric_for_best_model": "loss"}
-    make_evaluation_trainer = Task.make_evaluation_trainer
+    can_evaluate = True
 
     options: ReconstructionArguments
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.options.latent_type == "rae" and self.args.trainable_blocks is None:
-            self.args.trainable_blocks = 0
-
-    def check_options(self) -> None:
-        """Check options that do not depend on the data; raise `ValueError` or `OSError` if an encoder is missing."""
-        super().check_options()
+    def complete_arguments(self, args: HfViTTrainingArguments) -> None:
+        """Freeze the encoder of "rae" latents; raise `ValueError` or `OSError` if an encoder is missing."""
         options = self.options
+        if options.latent_type == "rae" and args.trainable_blocks is None:
+            args.trainable_blocks = 0
         if options.latent_type == "rae" and options.model_name_or_path is None:
             raise ValueError("latent_type='rae' uses the tokens of a trained encoder. Choose one with --model.")
         if options.feature_weight and not (options.feature_model or options.model_name_or_path):
@@ -192,69 +194,78 @@ print(latents.shape, "from which", model.decode(latents).sample.shape, "is decod
         images = load_unlabeled_images(self.options.sources, **self.options.source_options())
         return TargetData(images, masked_image_target)
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ReconstructionEvaluator:
+    def load_data(self, args: HfViTTrainingArguments) -> UnlabeledImages:
+        """Open and check the training images. Class labels are not read."""
+        data = super().load_data(args)
+        return replace(data, known=data.known.select([]))
+
+    def open_model(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[PreTrainedModel, Any]:
+        """Return the model and its image processor. If the loss compares features, their frozen encoder is loaded."""
+        model, processor = super().open_model(data, args)
+        if model.options.feature_weight:
+            name = self.options.feature_model or self.options.model_name_or_path
+            encoder = HfViTModel.from_pretrained(name, image_size=model.config.image_size).eval().requires_grad_(False)
+            model.feature_encoder = (encoder,)
+        return model, processor
+
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> ReconstructionEvaluator:
         """Return the evaluator."""
         return ReconstructionEvaluator(processor, ReconstructionMetric())
 
-    def count_evaluated_images(self, split: str) -> int:
-        """Return the number of images that an evaluation of a split reads."""
-        return Task.count_evaluated_images(self, split)
-
-    def patches(self, model: PreTrainedModel, processor: Any, most_images: int) -> Iterator[Tensor]:
+    def patches(self, model: PreTrainedModel, processor: Any, data: TargetData, most_images: int) -> Iterator[Tensor]:
         """Yield the patches (N, E) of a sample of training images."""
-        for batch in self.plain_batches(model, processor, most_images):
+        for batch in plain_batches(self, model, processor, data, most_images):
             yield patchify(batch["pixel_values"], to_pair(model.config.patch_size))[0]
 
     @torch.no_grad()
-    def start_weights(self, model: PreTrainedModel, processor: Any) -> None:
+    def start_weights(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> None:
         """Initialize the linear shortcut ("kl" latents) or statistics ("rae") of a new head from training images."""
-        super().start_weights(model, processor)
+        super().start_weights(model, processor, data, args)
         assert isinstance(model, HfViTForImageReconstruction)
         head = model.autoencoder
         if isinstance(head, HfViTKlAutoencoder) and not head.decoder.predictor.weight.any():
-            mean, variances, directions = principal_directions(self.patches(model, processor, NUM_IMAGES))
+            mean, variances, directions = principal_directions(self.patches(model, processor, data, NUM_IMAGES))
             size = min(model.options.latent_channels, len(mean))
             head.shortcut.weight.zero_()
             head.shortcut.weight[:, :size] = (directions * variances.clamp_min(0).sqrt())[:, -size:].flip(1)
             head.shortcut.bias.copy_(mean)
         elif isinstance(head, HfViTRepresentationAutoencoder) and bool((head.latent_std == 1).all()):
-            standardize(model.eval(), self.plain_batches(model, processor, NUM_IMAGES))
-
-    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer. If the loss compares features, a frozen encoder is loaded to compute them."""
-        if model.options.feature_weight:
-            name = self.options.feature_model or self.options.model_name_or_path
-            encoder = HfViTModel.from_pretrained(name, image_size=model.config.image_size).eval().requires_grad_(False)
-            model.feature_encoder = (encoder,)
-        return super().make_trainer_of(model, processor)
+            standardize(model.eval(), plain_batches(self, model, processor, data, NUM_IMAGES))
 
     @torch.no_grad()
-    def choose_inference(self, trainer: EvaluatorTrainer) -> None:
+    def choose(self, trainer: Any, data: TargetData) -> Choice:
         """Set `scaling_factor` to the inverse standard deviation of the latents of training images."""
         model = trainer.plain_model
         model.eval()
-        batches = self.plain_batches(model, trainer.processing_class, NUM_IMAGES)
+        batches = plain_batches(self, model, trainer.processing_class, data, NUM_IMAGES)
         latents = [
             model.encode(batch["pixel_values"].to(model.device)).latent_dist.mode().flatten() for batch in batches
         ]
         spread = on_first_process(trainer.args, lambda: float(torch.cat(latents).float().std()))
         model.options.scaling_factor = round(1 / max(spread, 1e-6), 4)
         model.config.reconstruction_config = model.options
+        return Choice()
 
-    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_baselines(self, trainer: Any, data: TargetData, split: str) -> dict[str, dict[str, float]]:
         """Evaluate the PCA of patches, with as many components as the model has latents, on all processes."""
         model, processor = trainer.plain_model, trainer.processing_class
-        mean, _, directions = principal_directions(self.patches(model, processor, BASELINE_IMAGES))
+        mean, _, directions = principal_directions(self.patches(model, processor, data, BASELINE_IMAGES))
         size = min(model.autoencoder.decoder.embedding.in_features, len(mean))
         assert isinstance(trainer.evaluator, ReconstructionEvaluator)
         evaluator = replace(trainer.evaluator, linear=(mean, directions[:, -size:]))
         with trainer.evaluating_with(evaluator):
-            metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
+            metrics = trainer.predict(data.examples(split), metric_key_prefix=split).metrics
         # The loss is excluded, because it contains the KL divergence of the model's latents.
         scores = {name: metrics[f"{split}_{name}"] for name in evaluator.metric.score_names}
-        return f"PCA of patches, {size} numbers each", scores
+        return {f"PCA of patches, {size} numbers each": scores}
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about latents, decoder and loss."""
         options, pixels = model.options, model.config.num_channels * math.prod(to_pair(model.config.patch_size))
         size = model.autoencoder.decoder.embedding.in_features

@@ -5,7 +5,7 @@ the number of global views, N the number of patches, D the hidden size, and E th
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,23 +16,30 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ..data.augmentation.classification import cropped_example_augmentation
 from ..data.augmentation.views import MultiCrop, ViewColors
 from ..data.collators import UnlabeledImageCollator
+from ..data.datasets import TargetData
 from ..data.targets import image_only
 from ..evaluation.base import Batch, File, ImageResult, Images
 from ..evaluation.features import NeighborAccuracy
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_configurations import HfViTJointEmbeddingConfig
-from ..model.task_joint_embedding import HfViTForJointEmbedding, assign, draw_slices, gaussian_loss, view_cross_entropy, view_loss
+from ..model.task_joint_embedding import (
+    HfViTForJointEmbedding,
+    assign,
+    draw_slices,
+    gaussian_loss,
+    view_cross_entropy,
+    view_loss,
+)
 from ..model.task_masked_image_modeling import draw_block_mask
 from ..options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.pretraining import draw_views
 from .common.arguments import UnlabeledArguments
-from ..training.evaluator_trainer import EvaluatorTrainer
-from .common.models import input_size
+from .common.card import Usage
 from .common.defaults import JOINT_EMBEDDINGS
-from ..runs.model_card import Usage
-from ..training.regularization import size_of
-from ..training.trainer import HfViTTrainer
-from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
+from .common.models import input_size, plan_config
+from .common.regularization import size_of
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, labeled_images, pixel_levels
 
 
 SLICES_AT_ONCE = 8  # number of random directions (slices) for which the loss is evaluated at a time
@@ -156,19 +163,26 @@ class DrawViews:
         return {**batch, **self.views(images, drawn.to(images.device))}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Teach:
-    """A `BatchTransform` that masks patches of global views and adds the teacher's prototype assignments.
+    """An `AttachedTransform` that masks patches of global views and adds the teacher's prototype assignments.
 
     As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views are masked, in blocks; the masked shares are
     spread evenly over `MASKED_SHARES`. The temperature of the assignments increases at first. All processes draw the
     random numbers of all views. Without a mask token, no patches are masked or assigned.
 
     Args:
-        trainer: The trainer. Its averaged weights (EMA) are the weights of the teacher.
+        process_index: Index of this process.
+        num_processes: Number of processes.
     """
 
-    trainer: HfViTTrainer
+    process_index: int = 0
+    num_processes: int = 1
+    trainer: Any = field(init=False, repr=False)  # its averaged weights (EMA) are the weights of the teacher
+
+    def attach(self, trainer: Any) -> None:
+        """Store the trainer, which provides the model and its averaged weights."""
+        self.trainer = trainer
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the batch with `bool_masked_pos`, `teacher_probs` and `teacher_patch_probs`."""
@@ -187,12 +201,12 @@ class Teach:
 
     def draw_masks(self, views: Tensor, config: HfViTConfig) -> Tensor:
         """Draw a mask (B, G, N) bool for the patches of global views (B, G, C, H, W), True for masked patches."""
-        args, (height, width) = self.trainer.args, to_pair(config.patch_size)
+        height, width = to_pair(config.patch_size)
         grid = views.shape[-2] // height, views.shape[-1] // width
         masks = torch.zeros(*views.shape[:2], *grid, dtype=torch.bool)
-        shape = args.world_size, *views.shape[:2]
-        numbers = torch.randperm(math.prod(shape)).view(shape)[args.process_index]  # (B, G)
-        seeds = torch.randint(2**31, shape)[args.process_index]
+        shape = self.num_processes, *views.shape[:2]
+        numbers = torch.randperm(math.prod(shape)).view(shape)[self.process_index]  # (B, G)
+        seeds = torch.randint(2**31, shape)[self.process_index]
         num_masked, (least, most) = int(MASKED_VIEWS * math.prod(shape)), MASKED_SHARES
         for image, view in (numbers < num_masked).nonzero().tolist():
             generator = Generator().manual_seed(int(seeds[image, view]))
@@ -297,7 +311,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
         draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
 
 
-@dataclass
+@dataclass(frozen=True)
 class JointEmbedding(UnlabeledTask):
     """Pretraining without labels by joint embedding of several views of an image."""
 
@@ -321,44 +335,46 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
 
     options: JointEmbeddingArguments
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
+    def complete_arguments(self, args: HfViTTrainingArguments) -> None:
+        """Enable EMA for "dino", whose teacher has the averaged weights."""
+        if self.objective == "dino" and args.ema_decay is None:
+            args.ema_decay = TEACHER_DECAY
+            args.check_combinations()
+
+    @property
+    def objective(self) -> str:
+        """Training objective: that in the options, or that of the saved model."""
+        options = plan_config(self.options).get(self.options.task_config)
+        return HfViTJointEmbeddingConfig.of(options).objective
+
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> JointEmbeddingEvaluator:
         """Return the evaluator."""
-        views = self.options.make_views(model.config, processor)
-        return JointEmbeddingEvaluator(
-            processor, EmbeddingMetric(len(self.known) > 0), self.known, model.options, views
-        )
+        views, known = self.options.make_views(model.config, processor), labeled_images(data)
+        return JointEmbeddingEvaluator(processor, EmbeddingMetric(len(known) > 0), known, model.options, views)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
         """Return the collator of training and evaluation batches."""
         return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
-    def augmentation_options(self) -> dict[str, Any]:
-        """Return augmentation options without random crops and flips, because views are drawn for whole batches."""
-        return {"min_crop_scale": 1.0, "horizontal_flip": 0.0}
+    def augmentation_arguments(self, processor: Any, config: HfViTConfig, data: TargetData) -> dict[str, Any]:
+        """Return the arguments of `augment`, without random crops and flips: views are drawn for whole batches."""
+        size = tuple(max(1, math.ceil(side * self.options.canvas)) for side in input_size(processor))
+        return {"size": size, "num_channels": config.num_channels, "min_crop_scale": 1.0, "horizontal_flip": 0.0}
 
-    def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width of the images that views are cropped from."""
-        height, width = input_size(processor)
-        return max(1, math.ceil(height * self.options.canvas)), max(1, math.ceil(width * self.options.canvas))
-
-    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Return the trainer argument with the batch transform that creates views."""
+    def trainer_arguments(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, Any]:
+        """Return the batch transforms that create views and, for "dino", the targets of the teacher."""
         views = self.options.make_views(model.config, processor)
-        transform = DrawViews(views, self.args.process_index, self.args.world_size)
-        return {"batch_transforms": [transform]}
+        drawing = DrawViews(views, args.process_index, args.world_size)
+        teaching = [Teach(args.process_index, args.world_size)] if model.options.objective == "dino" else []
+        return {"batch_transforms": [drawing, *teaching]}
 
-    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Return the trainer, with a teacher for "dino"."""
-        is_taught = model.options.objective == "dino"
-        if is_taught and self.args.ema_decay is None:
-            self.args.ema_decay = TEACHER_DECAY
-            self.args.check_combinations()
-        trainer = super().make_trainer_of(model, processor)
-        if is_taught:
-            trainer.batch_transforms.transforms = [*trainer.batch_transforms.transforms, Teach(trainer)]
-        return trainer
-
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about projector and loss."""
         options = asdict(model.options)
         if options["objective"] == "dino":

@@ -1,7 +1,7 @@
 """Keypoint detection: options, evaluator, crops of objects and model card texts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,16 +11,28 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ..data import load_keypoint_detection
 from ..data.augmentation.joint import KeypointAugmentation
 from ..data.collators import KeypointDetectionCollator
-from ..data.datasets import KeypointData
+from ..data.datasets import KeypointData, TargetData
 from ..evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ..evaluation.keypoints import KeypointMetric
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
-from ..options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Names, Range, augmentation_option, data_option, evaluation_option, model_option, source_option
+from ..options.field import (
+    POSITIVE,
+    PROBABILITY,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    data_option,
+    evaluation_option,
+    model_option,
+    source_option,
+)
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.objects import draw_poses
+from .common.card import Usage
 from .common.defaults import KEYPOINTS
-from ..runs.model_card import Usage
 from .shared import ObjectArguments, SpatialTask
 
 
@@ -163,7 +175,7 @@ class KeypointArguments(ObjectArguments):
             )
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeypointDetection(SpatialTask):
     """Detection of the keypoints of objects in given boxes."""
 
@@ -205,23 +217,21 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 
     options: KeypointArguments
 
-    loaded: KeypointData = field(init=False)
+    def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the mirrored pairs, lines and error tolerances of the keypoints, and the norm of a new head.
 
-    def options_of_head(self) -> dict[str, Any]:
-        """Return the mirrored pairs, the connecting lines and the error tolerances of the keypoints."""
-        data = self.loaded
-        return {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
-
-    def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the head option for a norm without batch statistics, so that results do not depend on batch size."""
-        return {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
+        This norm uses no batch statistics, so that results do not depend on the batch size.
+        """
+        assert isinstance(data, KeypointData)
+        own = {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
+        return own, {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
 
     @property
     def box_padding(self) -> float:
         """Size of an object's crop relative to its box."""
         return 1.0 if self.options.whole_image else self.options.box_padding
 
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig, data: TargetData) -> Any:
         """Return an image processor that crops objects."""
         height, width = to_pair(config.image_size)
         return HfViTImageProcessor.from_dict(
@@ -235,34 +245,36 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
             }
         )
 
-    def augmentation_options(self) -> dict[str, Any]:
+    def augmentation_arguments(self, processor: Any, config: HfViTConfig, data: TargetData) -> dict[str, Any]:
         """Return the arguments of `augment`, with the keypoint pairs that a flip swaps."""
-        options = super().augmentation_options()
-        return {**options, "box_padding": self.box_padding, "flip_pairs": self.loaded.flip_pairs}
+        assert isinstance(data, KeypointData)
+        arguments = super().augmentation_arguments(processor, config, data)
+        return {**arguments, "box_padding": self.box_padding, "flip_pairs": data.flip_pairs}
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> KeypointEvaluator:
         """Return the evaluator."""
         options, evaluation = model.options, self.options
         ends = evaluation.normalize_by
         metric = KeypointMetric(
-            self.loaded.names,
+            data.names,
             options.oks_sigmas,
             pck_threshold=evaluation.pck_threshold,
             normalize=(ends[0], ends[1]) if ends else None,
         )
         return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about head and loss."""
         options = model.options
         norm = f", {options.norm} norm" if options.head == "classic" else ""
+        height, width = to_pair(model.config.image_size)
+        part = "the whole image" if self.options.whole_image else f"a crop {self.box_padding:g} times the box"
         return {
+            "input size": f"{height} x {width} pixels, {part}",
             "head": f"{options.head}{norm}",
             "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels",
         }
-
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Return a description of the crop size."""
-        height, width = to_pair(config.image_size)
-        part = "the whole image" if self.options.whole_image else f"a crop {self.box_padding:g} times the box"
-        return f"{height} x {width} pixels, {part}"

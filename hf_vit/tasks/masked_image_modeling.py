@@ -14,17 +14,24 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.augmentation.classification import cropped_example_augmentation
 from ..data.collators import MaskedImageModelingCollator, draw_mask_seed
+from ..data.datasets import TargetData
 from ..evaluation.base import Batch, File, ImageResult, Images
 from ..evaluation.features import NeighborAccuracy
 from ..model.configuration_hf_vit import to_pair
 from ..model.patch_decoder import patchify, unpatchify
-from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling, PatchScale, draw_mask, masked_image_modeling_loss
+from ..model.task_masked_image_modeling import (
+    HfViTForMaskedImageModeling,
+    PatchScale,
+    draw_mask,
+    masked_image_modeling_loss,
+)
 from ..options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.pretraining import draw_reconstructions
 from .common.arguments import UnlabeledArguments
+from .common.card import Usage
 from .common.defaults import MASKED_IMAGES
-from ..runs.model_card import Usage
-from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, pixel_levels
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask, labeled_images, pixel_levels
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # values from MAE, https://arxiv.org/abs/2111.06377
@@ -123,7 +130,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
         draw_reconstructions(pixels, masks, reconstructions, *pixel_levels(self.processor), file)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MaskedImageModeling(UnlabeledTask):
     """Pretraining without labels by masked image modeling."""
 
@@ -153,22 +160,25 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
 
     options: MaskedImageArguments
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        args = self.args
+    def complete_arguments(self, args: HfViTTrainingArguments) -> None:
+        """Set the learning rate of MAE, in proportion to the batch size."""
         if not args.learning_rate:
-            images = args.images_per_step
-            args.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
+            args.learning_rate = BASE_LEARNING_RATE * args.images_per_step / BASE_BATCH
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> MaskedImageEvaluator:
         """Return the evaluator."""
-        return MaskedImageEvaluator(processor, NeighborAccuracy(len(self.known) > 0), self.known)
+        known = labeled_images(data)
+        return MaskedImageEvaluator(processor, NeighborAccuracy(len(known) > 0), known)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
         """Return the collator of training and evaluation batches."""
         return MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options)
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about masks, decoder and loss."""
         options = model.options
         unit = f", {options.mask_unit} patches a side" if options.mask_unit > 1 else ""

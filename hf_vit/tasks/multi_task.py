@@ -1,34 +1,27 @@
 """Several heads on one backbone: options, data and report of each head."""
 
 import copy
-import dataclasses
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from transformers import PreTrainedModel
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..data.augmentation.multi_task import MultiTaskDataset
+from ..data.datasets import TargetData
 from ..evaluation.base import BaseEvaluator
 from ..model.nested_options import HfViTMultiTaskConfig
 from ..model.task_configurations import TASK_CONFIGS
 from ..model.task_multi_task import HfViTForMultiTask
 from ..options.field import option
-from ..options.library import options_of
 from ..options.resolve import build
-from ..visualize.plots import draw_curves
+from ..options.training_arguments import HfViTTrainingArguments
+from .base import Task
 from .common.arguments import TaskArguments
-from .common.models import read_config_of, without_load_report
-from ..training.multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
-from .common.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
-from ..runs.plan.gather import gather_facts
-from ..runs.model_card import TrainingInfo, Usage, write_model_card
-from ..runs.report import describe_training, describe_values
-from ..training.training_arguments import check_training
-from .base import CURVES, Task
+from .common.card import Usage
+from .common.defaults import MULTI_TASK
+from .common.models import read_config_of
 from .depth_estimation import DepthEstimation
 from .image_classification import ImageClassification
 from .keypoint_detection import KeypointDetection
@@ -47,9 +40,6 @@ KINDS: dict[str, type[Task]] = {
 }
 OWN = {"task": None, "weight": 1.0, "share": 1.0}  # options of a head that are not options of its task
 SHARED = ("model_name_or_path", "preset", "image_size", "image_mean", "image_std", "check_images")
-JOINED = ("metrics", "units", "parts")  # fields of `TrainingInfo` with a value for each score or class
-OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "evaluation"}  # rows of the card
-SPLITTING = ("holds_out", "train_val_split", "validation_as_test")  # options that `load_data` changes
 # Training arguments of the trainers that evaluate single heads
 EVALUATING = {
     **dict.fromkeys(("freeze", "ema_decay", "lora_rank", "early_stopping_patience"), None),
@@ -116,7 +106,7 @@ def read_head(name: str, given: Any) -> dict[str, Any]:
     return head
 
 
-@dataclass
+@dataclass(frozen=True)
 class MultiTask(Task):
     """Several heads on one backbone, each with its own data. Each training step belongs to one head."""
 
@@ -137,216 +127,57 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
 
     options: MultiTaskArguments
 
-    heads: dict[str, Any] = field(init=False, default_factory=dict)  # task of each head, set by `make_trainer`
-    # Loaded data and other attributes of the task of each head
-    known: dict[str, dict[str, Any]] = field(init=False, default_factory=dict)
-
-    def make_parts(self, chosen: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Task]:
-        """Return the task of each head, with `chosen` options, and with its data if it has been loaded."""
-        shared = {name: vars(self.options)[name] for name in SHARED}
-        parts = {}
+    def make_heads(self, chosen: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Task]:
+        """Return the specification of each head, with `chosen` options."""
+        shared, heads = {name: vars(self.options)[name] for name in SHARED}, {}
         for name, head in self.options.heads.items():
-            kinds = KINDS[head["task"]].fields()
             own = {key: value for key, value in head.items() if key not in OWN} | (chosen or {}).get(name, {})
             config = {**(self.options.config_overrides or {}), **(own.get("config_overrides") or {})}
-            (options,) = build((kinds["options"],), {**shared, **own, "config_overrides": config or None})
-            others = {key: kind() for key, kind in kinds.items() if key not in ("options", "args")}
-            args = copy.copy(self.args)
-            for key, value in {**EVALUATING, "output_dir": str(Path(self.args.output_dir) / name)}.items():
-                setattr(args, key, value)
-            parts[name] = part = KINDS[head["task"]](options, args, **others)
-            for key, value in self.known.get(name, {}).items():
-                setattr(part.options if key in SPLITTING else part, key, value)
-        return parts
+            kind, _, *others = KINDS[head["task"]].argument_types()
+            (options,) = build((kind,), {**shared, **own, "config_overrides": config or None})
+            heads[name] = KINDS[head["task"]](options, *(other() for other in others))
+        return heads
 
-    def load_data(self) -> list[str]:
-        """Open and check the data of all heads. Raises the errors of `Task.load_data`."""
-        path = self.options.model_name_or_path
+    def arguments_of_head(self, name: str, args: HfViTTrainingArguments) -> HfViTTrainingArguments:
+        """Return the training arguments of the trainer that evaluates a head."""
+        own = copy.copy(args)
+        for key, value in {**EVALUATING, "output_dir": str(Path(args.output_dir) / name)}.items():
+            setattr(own, key, value)
+        return own
+
+    def check_saved_head(self, name: str) -> None:
+        """Raise `ValueError` if another head of the saved model has the task of a head, and is its default."""
+        path, task = self.options.model_name_or_path, self.options.heads[name]["task"]
         saved = HfViTMultiTaskConfig.of({} if path is None else read_config_of(path).get("multi_task_config"))
-        for name, part in self.make_parts().items():
-            task = self.options.heads[name]["task"]
-            known = (saved.heads or {}).get(name, {}).get("task")
-            if known == task and saved.find_head(task) != name:
-                raise ValueError(
-                    f"{path} opens the head {saved.find_head(task)!r} for {task}, not {name!r}. Mark {name!r} as "
-                    "default in its config.json, or rename the head in the recipe."
-                )
-            part.load_data()
-            self.data_notes += [f"{name}: {note}" for note in part.data_notes]
-            choice = {key: vars(part.options)[key] for key in SPLITTING}
-            own = {key: value for key, value in vars(part).items() if key not in part.fields()}
-            self.known[name] = {**own, **choice}
-        self.loaded = next(iter(self.known.values()))["loaded"]
-        return []
+        known = (saved.heads or {}).get(name, {}).get("task")
+        if known == task and saved.find_head(task) != name:
+            raise ValueError(
+                f"{path} opens the head {saved.find_head(task)!r} for {task}, not {name!r}. Mark {name!r} as "
+                "default in its config.json, or rename the head in the recipe."
+            )
 
-    def choose_options(self) -> dict[str, dict[str, Any]]:
-        """Choose the options of each head that the user did not give, with the defaults of its task."""
-        if self.args.choose_defaults is False:
-            return {}
-        chosen, total = {}, sum(head["share"] for head in self.options.heads.values())
-        for name, part in self.make_parts().items():
-            head, overrides = self.options.heads[name], part.options.overrides()
-            nested = [key for value in overrides.values() if isinstance(value, dict) for key in value]
-            given, config = {*head, *overrides, *nested}, part.options.config_overrides or {}
-            steps = max(1, round(self.args.max_steps * head["share"] / total)) if self.args.max_steps > 0 else None
-            facts, batch = gather_facts(part), self.args.images_per_step
-            options = choose(part.defaults, facts, given, config, steps=steps, batch=batch)
-            config = options.pop("config_overrides", {})
-            heads = {key: value for key, value in config.items() if isinstance(value, dict)}
-            allowed = options_of(part.fields()["options"]).keys() - {*MIXED, *head}
-            chosen[name] = {key: value for key, value in options.items() if key in allowed}
-            chosen[name]["config_overrides"] = {**(head.get("config_overrides") or {}), **heads}
-        return chosen
-
-    def count_training_images(self) -> int:
-        """Return the number of training images of all heads."""
-        return self.count_evaluated_images("train")
-
-    def count_evaluated_images(self, split: str) -> int:
-        """Return the number of images of a split of all heads."""
-        return sum(len(known["loaded"].splits.get(split, ())) for known in self.known.values())
-
-    def count_examples(self) -> dict[str, int]:
-        """Return the number of examples per head and split."""
-        return {
-            f"{split} of {name}": len(rows)
-            for name, known in self.known.items()
-            for split, rows in known["loaded"].splits.items()
-        }
-
-    def describe_held_out(self) -> str:
-        """Return a description of the held-out training images of each head and their purpose."""
-        return "; ".join(f"of {name}, {part.describe_held_out()}" for name, part in self.heads.items())
-
-    def describe_targets(self, trainer: Any) -> str:
-        """Return a description of values computed from the targets of each head."""
-        texts = {name: part.describe_targets(trainer.parts[name]) for name, part in self.heads.items()}
-        return "\n".join(f"{name}: {text}" for name, text in texts.items() if text)
-
-    def make_trainer(self) -> Any:
-        """Return the trainer of a new or saved model. Raises the same errors as `Task.make_trainer`."""
-        self.heads, opened = self.make_parts(self.choose_options()), dict[str, tuple[Any, Any]]()
-        for name, part in self.heads.items():
-            with without_load_report(hides_warnings=False) if opened else nullcontext():
-                model, processor = part.open_model()
-            part.args.trainable_blocks = None  # `MultiTaskTrainer` freezes blocks
-            part.start_weights(model, processor)
-            if opened:  # the backbones of new models have different weights
-                model.model.load_state_dict(next(iter(opened.values()))[0].model.state_dict(), strict=False)
-            opened[name] = model, processor
-        models, processors = ({name: pair[index] for name, pair in opened.items()} for index in (0, 1))
-        learns = self.options.loss_weighting == "uncertainty"
-        combined = HfViTForMultiTask.combine(next(iter(models.values())), models, processors, learns)
-        trainers = {
-            name: part.make_trainer_of(combined.heads[name], processors[name]) for name, part in self.heads.items()
-        }
-        for name, trainer in trainers.items():
-            if trainer.batch_transforms.transforms or trainer.compute_loss_func is not None:
-                raise ValueError(f"tasks: {name} has an option that changes batches or losses. Remove it.")
-        heads = self.options.heads
-        first = trainers[min(trainers)]
-        trainer = MultiTaskTrainer(
-            model=combined,
-            args=self.args,
-            train_dataset=MultiTaskDataset(
-                dataset=[],
-                transform=dict,
-                seed=self.args.seed,
-                parts={name: part.train_dataset for name, part in trainers.items()},
-                shares={name: float(heads[name]["share"]) for name in trainers},
-            ),
-            eval_dataset=first.eval_dataset,
-            data_collator=MultiTaskCollator({name: part.data_collator for name, part in trainers.items()}),
-            processing_class=first.processing_class,
-            callbacks=[
-                *check_training(self.args, self.count_training_images(), first.eval_dataset is not None, {"loss"}),
-                *(callback for part in self.heads.values() for callback in part.callbacks()),
-            ],
-            weights=LossWeights(
-                {name: float(heads[name]["weight"]) for name in trainers}, self.options.loss_weighting == "scaled"
-            ),
-            parts=trainers,
-        )
-        if self.options.model_name_or_path is not None:
-            # The steps of all heads together move a trained backbone about as far as the steps of one model.
-            trainer.lr_factors["model."] = 1 / len(trainers)
-        for name, part in self.heads.items():
-            if isinstance(part, ImageClassification) and part.probe is not None:
-                trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
-        return trainer
-
-    def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
+    def make_evaluator(self, model: PreTrainedModel, processor: Any, data: TargetData) -> BaseEvaluator:
         """Raise `ValueError`, because each head has its own evaluator."""
         raise ValueError("A multi-task model has one evaluator for each head. Set --head.")
 
-    def choose_inference(self, trainer: Any) -> None:
-        """Calibrate each head, choose its score threshold, and store the options of the heads in the model."""
-        for name, part in self.heads.items():
-            trainer.parts[name].state.global_step = trainer.state.global_step
-            # Interpolating a probe would change the shared weights.
-            choosing = Task if isinstance(part, ImageClassification) else type(part)
-            choosing.choose_inference(part, trainer.parts[name])
-        processors = {name: part.processing_class for name, part in trainer.parts.items()}
-        trainer.plain_model.update_heads(processors)
 
-    def write_report(self, trainer: Any, **facts: Any) -> dict[str, float]:
-        """Evaluate all heads and write one card. The files of each head are in a folder with its name."""
-        scores, infos = dict[str, float](), dict[str, TrainingInfo]()
-        for name, part in self.heads.items():
-            own, info = part.report(trainer.parts[name], **facts)
-            scores |= {f"{name} {score}": value for score, value in own.items()}
-            scores["loss"] = scores.get("loss", 0.0) + self.options.heads[name]["weight"] * own["loss"]
-            if info is not None:
-                infos[name] = info
-        if infos:
-            folder = Path(trainer.args.output_dir)
-            (curves,) = CURVES.values()
-            draw_curves(trainer.state.log_history, folder / curves)
-            write_model_card(folder, self.join_cards(trainer, infos, **facts))
-        return scores
+@dataclass(frozen=True, kw_only=True)
+class MultiTaskData(TargetData):
+    """Data of several heads, by name. The splits are those of the first head."""
 
-    def join_cards(self, trainer: Any, infos: Mapping[str, TrainingInfo], **facts: Any) -> TrainingInfo:
-        """Return the facts for the card of all heads, given those for the card of each head."""
+    parts: Mapping[str, TargetData]
 
-        def join(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-            return {f"{name} {key}": value for name, own in values.items() for key, value in own.items()}
+    @classmethod
+    def join(cls, parts: Mapping[str, TargetData]) -> Self:
+        """Return the data of all heads."""
+        first = next(iter(parts.values()))
+        return cls(splits=first.splits, read_target=first.read_target, stream=first.stream, parts=parts)
 
-        purposes = (f"{name} ({head['task'].replace('-', ' ')})" for name, head in self.options.heads.items())
-        shares = {name: f"{head['share']:g}" for name, head in self.options.heads.items()}
-        weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
-        baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
-        data = [info.data for info in infos.values()]
-        recipes = {
-            name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
-        }
-        pictures = {
-            f"{name}: {key}": f"{name}/{file}"
-            for name, info in infos.items()
-            for key, file in info.pictures.items()
-            if key not in CURVES
-        }
-        return TrainingInfo.from_trainer(
-            trainer,
-            recipe={
-                "shares of the steps": describe_values(shares),
-                "learning rate of the backbone": f"x {trainer.lr_factors.get('model.', 1):.3g}",
-                "loss weights": f"{self.options.loss_weighting}: {describe_values(weights)}",
-                **join(recipes),
-            },
-            task=self.pipeline,
-            purpose=f"several tasks: {', '.join(purposes)}",
-            usage=self.usage,
-            data=dataclasses.replace(
-                data[0],
-                name=", ".join(dict.fromkeys(own.name for own in data)),
-                description=" ".join(f"{name}: {own.description}" for name, own in zip(infos, data, strict=True)),
-                test=", ".join(f"{own.test} for {name}" for name, own in zip(infos, data, strict=True)),
-            ),
-            **{field: join({name: vars(info)[field] for name, info in infos.items()}) for field in JOINED},
-            baselines={"baseline without images": join(baselines)},
-            lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
-            pictures=pictures | CURVES,
-            limits=self.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
-            **describe_training(trainer, data[0].split),
-            **facts,
-        )
+    @property
+    def num_train(self) -> int:
+        """Number of training images of all heads."""
+        return self.count_evaluated("train")
+
+    def count_evaluated(self, split: str) -> int:
+        """Return the number of images of a split of all heads."""
+        return sum(len(data.splits.get(split, ())) for data in self.parts.values())

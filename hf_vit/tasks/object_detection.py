@@ -18,17 +18,23 @@ from ..evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ..evaluation.calibration import fit_missed
 from ..evaluation.detection import DetectionMetric
 from ..evaluation.segmentation import DEFAULT_THRESHOLD
+from ..model.calibration import HfViTCalibrationConfig
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.deformable_decoder import DetectionPrediction
 from ..model.pipeline_hf_vit import CORNERS
-from ..model.task_object_detection import HfViTForObjectDetection, class_loss_of, class_scores_of, loss_normalizers, prediction_losses
+from ..model.task_object_detection import (
+    HfViTForObjectDetection,
+    class_loss_of,
+    class_scores_of,
+    loss_normalizers,
+    prediction_losses,
+)
 from ..options.field import POSITIVE, PROBABILITY, Names, augmentation_option, data_option, model_option, source_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.objects import draw_detections
 from ..visualize.plots import draw_precision_recall
-from ..training.evaluator_trainer import EvaluatorTrainer
+from .common.card import Usage, describe_weights
 from .common.defaults import DETECTION
-from ..runs.model_card import Usage
-from ..runs.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, ObjectArguments, SpatialTask
 
 
@@ -74,6 +80,11 @@ class DetectionEvaluator(Evaluator):
     def calibration_data(self) -> tuple[Tensor, Tensor]:
         """Return the logits (N,) of the scores of detections, and whether each is correct (N,)."""
         return self.metric.score_logits()
+
+    def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
+        """Return the calibration with the score thresholds for given shares of missed objects."""
+        images = self.metric.all_matched(self.processor.nms_threshold or 1.0, bool(self.processor.class_agnostic_nms))
+        return replace(calibration, **fit_missed(images))
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
         """Return label, score and box of each object with a score above the threshold."""
@@ -192,7 +203,7 @@ class DetectionArguments(ObjectArguments):
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ObjectDetection(SpatialTask):
     """Object detection."""
 
@@ -229,32 +240,26 @@ print(len(result["boxes"]), "objects")""",
 
     options: DetectionArguments
 
-    def options_of_processor(self) -> dict[str, Any]:
+    def options_of_processor(self, data: TargetData) -> dict[str, Any]:
         """Return image processor options without non-maximum suppression, chosen later on validation images."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
-    def complete_calibration(self, trainer: EvaluatorTrainer) -> None:
-        """Add the score thresholds for given shares of missed objects."""
-        processor, metric = trainer.evaluator.processor, trainer.evaluator.metric
-        assert isinstance(metric, DetectionMetric)
-        images = metric.all_matched(processor.nms_threshold or 1.0, bool(processor.class_agnostic_nms))
-        trainer.plain_model.config.calibration_config = replace(trainer.plain_model.calibration, **fit_missed(images))
+    def open_model(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[PreTrainedModel, Any]:
+        """Return the model and its image processor, and warn if the model has too few queries."""
+        model, processor = super().open_model(data, args)
+        warn_of_full_images(data, model.options.num_queries)
+        return model, processor
 
-    def make_trainer(self) -> EvaluatorTrainer:
-        """Return the trainer, and warn if the model has too few queries."""
-        trainer = super().make_trainer()
-        warn_of_full_images(self.loaded, trainer.model.options.num_queries)
-        return trainer
-
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig, data: TargetData) -> Any:
         """Return an image processor that does not crop images and decodes the logits of the model."""
-        whole = super().make_processor(processor, config)
+        whole = super().make_processor(processor, config, data)
         whole.class_scores = class_scores_of(config)
         return whole
 
-    def augmentation_options(self) -> dict[str, Any]:
+    def augmentation_arguments(self, processor: Any, config: HfViTConfig, data: TargetData) -> dict[str, Any]:
         """Return the arguments of `augment`, without the option for multi-scale batches."""
-        return {name: value for name, value in super().augmentation_options().items() if name != "multi_scale"}
+        arguments = super().augmentation_arguments(processor, config, data)
+        return {name: value for name, value in arguments.items() if name != "multi_scale"}
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
         """Return the collator, with multi-scale batches if requested."""
@@ -264,16 +269,21 @@ print(len(result["boxes"]), "objects")""",
         sizes = multi_scale_sizes(to_pair(config.image_size), steps) if self.options.multi_scale else None
         return ObjectDetectionCollator(processor, sizes)
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> DetectionEvaluator:
         """Return the evaluator."""
-        return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        return DetectionEvaluator(processor, DetectionMetric(data.names), model.options.num_queries)
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about decoder and loss."""
-        options = model.options
+        options, rows = model.options, super().describe_model(model, processor, data, args)
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}
         return {
+            **rows,
             "decoder": f"{options.decoder}, {options.num_queries} queries",
             "loss": describe_weights(weights),
         }

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,21 +13,28 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import load_semantic_segmentation
-from ..evaluation.base import Batch, Evaluator, File, ImageResult, Images
+from ..data.datasets import TargetData
+from ..evaluation.base import CHOOSING, Batch, Evaluator, File, ImageResult, Images
 from ..evaluation.segmentation import SemanticSegmentationMetric
 from ..model.configuration_hf_vit import to_pair
 from ..model.image_geometry import compute_resized_size, resize_nearest
 from ..model.image_targets import IGNORED_LABEL
 from ..model.large_images import window_starts
-from ..model.task_semantic_segmentation import HfViTForSemanticSegmentation, overlapping_stride, resize_logits, segmentation_loss, window_of
+from ..model.task_semantic_segmentation import (
+    HfViTForSemanticSegmentation,
+    overlapping_stride,
+    resize_logits,
+    segmentation_loss,
+    window_of,
+)
 from ..options.field import COUNT, POSITIVE, evaluation_option, model_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.dense import draw_segmentation
+from .base import Choice
 from .common.arguments import class_weights_option
+from .common.card import Usage, describe_weights
 from .common.class_weights import choose_weights
-from ..training.evaluator_trainer import CHOOSING, EvaluatorTrainer
 from .common.defaults import SEGMENTATION
-from ..runs.model_card import Usage
-from ..runs.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
@@ -250,7 +256,7 @@ class SemanticArguments(MaskArguments):
             raise ValueError("eval_scales=[] is empty. Give at least one scale, such as 1.0 for the original image.")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SemanticSegmentation(SpatialTask):
     """Semantic segmentation: prediction of a class for every pixel."""
 
@@ -271,47 +277,36 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
-    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU by candidate scale
 
-    @property
-    def held_out_for(self) -> str:
+    def held_out_for(self, args: HfViTTrainingArguments) -> str:
         """Verb phrase for the choice of the scale; empty if the scale is given or the run is too short."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
-        num_trained = self.args.max_steps * self.args.images_per_step
+        num_trained = args.max_steps * args.images_per_step
         is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
         return "choose the scale" if is_open and is_long else ""
 
-    def count_choosing_images(self, num_trained: int) -> int:
-        """Return the maximum number of evaluated windows for choosing the scale and calibrating the scores."""
-        return self.count_tried_windows(num_trained) + super().count_choosing_images(num_trained)
-
-    def count_tried_windows(self, num_trained: int) -> int:
+    def count_choosing_images(self, data: TargetData, args: HfViTTrainingArguments, num_trained: int) -> int:
         """Return the maximum number of evaluated windows for choosing the scale."""
-        is_choosing = self.held_out_for and "validation" in self.loaded.splits
+        is_choosing = self.held_out_for(args) and "validation" in data.splits
         return int(COST_OF_CHOICE * num_trained) if is_choosing else 0
 
-    def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Choose the scale of sliding windows, and calibrate the scores."""
-        self.choose_scale(trainer)
-        super().choose_inference(trainer)
-
-    def choose_scale(self, trainer: EvaluatorTrainer) -> None:
+    def choose(self, trainer: Any, data: TargetData) -> Choice:
         """Choose on validation images whether to use the whole image or sliding windows, and at which scale.
 
         A scale is a candidate if its mean IoU exceeds that of the whole image by more than `MARGIN` and `NUM_ERRORS`
         standard errors of the difference. The smallest candidate within `MARGIN` of the best is chosen. Scales beyond
         the image size are not tried. The search stops at the first scale that is worse than the best so far.
         """
-        examples, processor = trainer.eval_dataset, trainer.processing_class
-        if examples is None or not self.held_out_for:
-            return
+        examples, processor, args = trainer.eval_dataset, trainer.processing_class, trainer.args
+        if examples is None or not self.held_out_for(args):
+            return Choice()
         tried, cost = scales_to_try(processor, [examples[index]["image"].size[::-1] for index in spread(examples, 9)])
-        num_trained = trainer.state.global_step * self.args.images_per_step
-        count = min(MOST_TRIED, self.count_tried_windows(num_trained) // cost)
+        num_trained = trainer.state.global_step * args.images_per_step
+        count = min(MOST_TRIED, self.count_choosing_images(data, args, num_trained) // cost)
         if not tried or count < min(LEAST_TRIED, len(examples)):
-            return
+            return Choice()
         images = examples.select(spread(examples, count))
-        whole, better = list[Any](), dict[float, float]()  # metric records at scale 1; mean IoU of better scales
+        whole, scores, better = list[Any](), dict[float, float](), dict[float, float]()  # mean IoU by scale
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
             with trainer.evaluating_with(trainer.evaluator):
@@ -319,40 +314,44 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
             metric = trainer.evaluator.metric
             assert isinstance(metric, SemanticSegmentationMetric)
             records = metric.records
-            self.scale_scores[scale] = score = mean_iou(metric, records)
+            scores[scale] = score = mean_iou(metric, records)
             if scale == 1:
                 whole = records
             elif is_better(metric, records, whole):
                 better[scale] = score
-            if score < max(self.scale_scores.values()):
+            if score < max(scores.values()):
                 break
-        processor.window_scale = min(
+        chosen = min(
             (scale for scale, score in better.items() if score >= max(better.values()) - MARGIN), default=None
         )
+        processor.window_scale = chosen
+        tries = ", ".join(f"{scale:g}: {score:.3f}" for scale, score in scores.items())
+        place = "1, the whole image" if chosen is None else f"{chosen:g}, in windows"
+        return Choice(rows={"scale of images": f"{place}, by the mean IoU on validation images ({tries})"})
 
-    @property
-    def num_needed_classes(self) -> int:
-        """Minimum number of classes."""
+    def count_needed_classes(self, data: TargetData) -> int:
+        """Return the minimum number of classes."""
         return 2
 
-    def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the head option for a norm without batch statistics, so that results do not depend on batch size."""
-        return {"norm": "layer"} if self.options.given_options().get("head") == "linear" else {}
+    def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the class weights, unless they are equal, and for a new linear head a norm without batch statistics.
 
-    @cached_property
-    def class_weights(self) -> list[float] | None:
-        """Class weights of the loss, computed from masks of the training images, or None for equal weights."""
+        With this norm, results do not depend on the batch size.
+        """
+        weights, is_linear = self.class_weights(data), self.options.given_options().get("head") == "linear"
+        return {} if weights is None else {"class_weights": weights}, {"norm": "layer"} if is_linear else {}
+
+    def class_weights(self, data: TargetData) -> list[float] | None:
+        """Return the class weights of the loss, computed from training masks, or None for equal weights."""
         if (given := self.options.class_weights) is None:
             return None
-        examples, names = self.loaded.examples("train"), self.loaded.names
+        examples, names = data.examples("train"), data.names
         counted = examples.select(range(0, len(examples), -(-len(examples) // MOST_COUNTED)))
         return choose_weights(given, names, lambda: count_pixels(counted.read_targets(), len(names)))
 
-    def options_of_head(self) -> dict[str, Any]:
-        """Return the option with the class weights of the loss, unless all weights are equal."""
-        return {} if self.class_weights is None else {"class_weights": self.class_weights}
-
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about head and loss."""
         options = model.options
         weights = {
@@ -363,16 +362,12 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         }
         head = f"linear, {options.norm} norm" if options.head == "linear" else options.head
         of_classes = {"class weights": given} if (given := self.options.class_weights) is not None else {}
-        lines = {"head": head, "loss": describe_weights(weights), **of_classes}
-        if self.scale_scores:
-            scores = ", ".join(f"{scale:g}: {score:.3f}" for scale, score in self.scale_scores.items())
-            chosen = (
-                "1, the whole image" if processor.window_scale is None else f"{processor.window_scale:g}, in windows"
-            )
-            lines["scale of images"] = f"{chosen}, by the mean IoU on validation images ({scores})"
-        return lines
+        rows = super().describe_model(model, processor, data, args)
+        return {**rows, "head": head, "loss": describe_weights(weights), **of_classes}
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> SemanticEvaluator:
         """Return the evaluator; raise `ValueError` if windows are invalid or the model ignores another label."""
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
@@ -382,5 +377,5 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
             )
         if (window := self.options.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")
-        metric = SemanticSegmentationMetric(self.loaded.names)
+        metric = SemanticSegmentationMetric(data.names)
         return SemanticEvaluator(processor, metric, window, self.options.eval_scales, self.options.eval_flip)

@@ -12,15 +12,29 @@ from ..convert import load_processor, whole_image_processor
 from ..data import load_image_text
 from ..data.augmentation.joint import DenseAugmentation
 from ..data.collators import DensePredictionCollator
+from ..data.datasets import TargetData
 from ..data.formats.orientation import AnnotationOrientation
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_geometry import resize_nearest
 from ..model.processing_hf_vit import HfViTProcessor
-from ..options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Names, Range, augmentation_option, data_option, model_option, source_option
-from .common.arguments import TaskArguments
-from ..training.distillation import DistillationArguments, load_teacher, make_distillation
-from .common.models import describe_whole_images, input_size
+from ..options.field import (
+    COUNT,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    Names,
+    Range,
+    augmentation_option,
+    data_option,
+    model_option,
+    source_option,
+)
+from ..options.resolve import values_of
+from ..options.training_arguments import HfViTTrainingArguments
 from .base import Task
+from .common.arguments import TaskArguments
+from .common.distillation_arguments import DistillationArguments
+from .common.models import describe_whole_images
 
 
 PLACES = 64  # rows and columns of the class map that the baseline of dense tasks predicts
@@ -145,25 +159,14 @@ class CaptionArguments(TaskArguments):
             )
 
 
-@dataclass
+@dataclass(frozen=True)
 class SupervisedTask(Task):
     """Task with a target per example, optionally trained with a teacher."""
 
-    distillation: DistillationArguments
-
-    teacher: PreTrainedModel | None = field(init=False, default=None)
-
-    def check_options(self) -> None:
-        """Check all options that do not depend on the data, and load the teacher."""
-        super().check_options()
-        self.teacher = load_teacher(self.distillation, self.model_class)
-
-    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Return the trainer argument with the teacher."""
-        return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
+    distillation: DistillationArguments = field(default_factory=DistillationArguments)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CaptionedTask(Task):
     """Task with images and captions, whose processor has a tokenizer."""
 
@@ -178,40 +181,41 @@ class CaptionedTask(Task):
             )
         return processor
 
-    def augmentation_size(self, processor: HfViTProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width of the image processor."""
-        return input_size(processor.image_processor)
+    def augmentation_arguments(
+        self, processor: HfViTProcessor, config: HfViTConfig, data: TargetData
+    ) -> dict[str, Any]:
+        """Return the arguments of `augment`, with the size of the image processor."""
+        return super().augmentation_arguments(processor.image_processor, config, data)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpatialTask(SupervisedTask):
     """Task with targets that have positions in the image, such as boxes or masks."""
 
     collator_class: ClassVar[type[Any]] = DensePredictionCollator
     augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(DenseAugmentation)
 
-    def augmentation_options(self) -> dict[str, Any]:
-        """Return the arguments of `augment`, with a range of scales."""
-        options = super().augmentation_options()
+    def augmentation_arguments(self, processor: Any, config: HfViTConfig, data: TargetData) -> dict[str, Any]:
+        """Return the arguments of `augment`, with the size that the model is configured for and a range of scales."""
+        options = values_of(self.options, "Augmentation")
         scale_range = options.pop("min_scale"), options.pop("max_scale")
-        return {**options, "scale_range": scale_range}
+        size = {"size": to_pair(config.image_size), "num_channels": config.num_channels}
+        return {**size, **options, "scale_range": scale_range}
 
-    def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width that the model is configured for."""
-        return to_pair(config.image_size)
-
-    def options_of_processor(self) -> dict[str, Any]:
+    def options_of_processor(self, data: TargetData) -> dict[str, Any]:
         """Return the image processor options of this task."""
         return {}
 
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig, data: TargetData) -> Any:
         """Return an image processor that does not crop images, given the image processor of the initial model."""
         keeps_aspect_ratio = self.options.keep_aspect_ratio
-        return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
+        return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor(data))
 
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Return a description of the image size, or "" if the image processor contains the size."""
-        return describe_whole_images(config, self.options.keep_aspect_ratio)
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
+        """Return the table row of the model card about the image size."""
+        return {"input size": describe_whole_images(model.config, self.options.keep_aspect_ratio)}
 
 
 def size_of(target: Any) -> tuple[int, int]:

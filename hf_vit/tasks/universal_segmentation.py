@@ -15,17 +15,26 @@ from transformers import (
 )
 
 from ..data import load_universal_segmentation
+from ..data.datasets import TargetData
 from ..evaluation.base import Batch, Evaluator, File, ImageResult, Images
-from ..evaluation.segmentation import DEFAULT_THRESHOLD, INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric, class_map
+from ..evaluation.segmentation import (
+    DEFAULT_THRESHOLD,
+    INSTANCE,
+    PANOPTIC,
+    SEMANTIC,
+    TRIED,
+    TRIED_THRESHOLDS,
+    UniversalMetric,
+    class_map,
+)
 from ..model.calibration import calibrate, calibrate_score
 from ..model.image_geometry import resize_nearest
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ..options.field import Names, data_option, model_option, source_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.dense import draw_panoptic
-from ..training.evaluator_trainer import EvaluatorTrainer
-from .common.defaults import UNIVERSAL
-from ..runs.model_card import Usage
-from ..runs.report import describe_weights
+from .common.card import Usage, describe_weights
+from .common.defaults import UNIVERSAL, TaskDefaults
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
@@ -206,7 +215,7 @@ class UniversalArguments(MaskArguments):
 PQ_OR_MASK_AP = "pq or mask_ap"
 
 
-@dataclass
+@dataclass(frozen=True)
 class UniversalSegmentation(SpatialTask):
     """Universal segmentation: semantic, instance and panoptic segmentation."""
 
@@ -232,43 +241,37 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     options: UniversalArguments
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head == "mask":  # store the features of all blocks: the head requires no trained block
-            self.defaults = replace(UNIVERSAL, stores=0)
+    def find_defaults(self, args: HfViTTrainingArguments) -> TaskDefaults:
+        """Return the default hyperparameters. For the mask head, which trains no block, all features are stored."""
+        return replace(UNIVERSAL, stores=0) if self.find_head(args) == "mask" else UNIVERSAL
 
-    @property
-    def head(self) -> str | None:
-        """Kind of the head, if given. If the whole backbone is frozen, the default is "mask", which adds blocks."""
-        is_frozen = self.args.trainable_blocks == 0
-        return self.options.given_options().get("head", "mask" if is_frozen else None)
+    def find_head(self, args: HfViTTrainingArguments) -> str | None:
+        """Return the kind of the head, if given. With a frozen backbone, the default is "mask", which adds blocks."""
+        return self.options.given_options().get("head", "mask" if args.trainable_blocks == 0 else None)
 
-    def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the kind of the head."""
-        return {} if self.head is None else {"head": self.head}
+    def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the kind of a new head."""
+        head = self.find_head(args)
+        return {}, {} if head is None else {"head": head}
 
-    @property
-    def num_needed_classes(self) -> int:
-        """Minimum number of classes in the training images: two for semantic masks with several class names."""
-        has_masks = "mask" in next(iter(self.loaded.splits.values())).column_names
-        return 2 if has_masks and len(self.loaded.names) > 1 else 0
+    def count_needed_classes(self, data: TargetData) -> int:
+        """Return the minimum number of training classes: two for semantic masks with several class names."""
+        has_masks = "mask" in next(iter(data.splits.values())).column_names
+        return 2 if has_masks and len(data.names) > 1 else 0
 
-    def make_trainer(self) -> EvaluatorTrainer:
-        """Return the trainer, which chooses the best model by a score of the metric."""
-        if self.args.metric_for_best_model == PQ_OR_MASK_AP:
-            self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
-        return super().make_trainer()
-
-    def callbacks(self) -> list[TrainerCallback]:
+    def trainer_arguments(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, Any]:
         """Return the callback that anneals masked attention."""
-        return [MaskAnnealing()]
+        return {"callbacks": [MaskAnnealing()]}
 
-    def options_of_processor(self) -> dict[str, Any]:
+    def options_of_processor(self, data: TargetData) -> dict[str, Any]:
         """Return the option with the stuff classes, which have at most one segment per image."""
-        things = self.loaded.thing_ids
-        return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
+        return {"label_ids_to_fuse": [label for label in range(len(data.names)) if label not in data.thing_ids]}
 
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about head and loss."""
         options, blocks = model.options, model.head.num_blocks
         place = (
@@ -278,17 +281,15 @@ print(result["segmentation"].shape, result["segments_info"])""",
         )
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
+            **super().describe_model(model, processor, data, args),
             "head": f"{options.num_queries} queries in {place}",
             "loss": describe_weights(weights),
-            "things": ", ".join(self.loaded.names[label] for label in self.loaded.thing_ids) or "none, all are stuff",
+            "things": ", ".join(data.names[label] for label in data.thing_ids) or "none, all are stuff",
         }
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
-        """Return the evaluator."""
-        metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        return UniversalEvaluator(processor, metric)
-
-    @property
-    def can_overlap(self) -> bool:
-        """Whether masks may overlap, as in COCO instances. Overlapping masks are evaluated as instances only."""
-        return any("objects" in split.column_names for split in self.loaded.splits.values())
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData
+    ) -> UniversalEvaluator:
+        """Return the evaluator. Masks may overlap, as in COCO instances; then only instances are evaluated."""
+        can_overlap = any("objects" in split.column_names for split in data.splits.values())
+        return UniversalEvaluator(processor, UniversalMetric(data.names, data.thing_ids, can_overlap))

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..data.collators import masked_image_target
-from ..data.datasets import TargetDataset
+from ..data.datasets import TargetData, TargetDataset
 from ..evaluation.base import BaseEvaluator
 from ..evaluation.features import NUM_NEIGHBORS, TEMPERATURE, classify_by_neighbors
+from ..options.training_arguments import HfViTTrainingArguments
+from .base import Task
 from .common.arguments import UnlabeledArguments
-from ..training.evaluator_trainer import EvaluatorTrainer
-from ..training.streams import UnlabeledImages, load_images
-from .base import EvaluationArguments, Task
+from .common.streams import UnlabeledImages, load_images
 
 
 logger = logging.get_logger(__name__)
@@ -45,7 +45,7 @@ class NeighborEvaluator(BaseEvaluator):
     _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features and classes of `known`
 
     @torch.no_grad()
-    def prepare(self, trainer: EvaluatorTrainer) -> None:
+    def prepare(self, trainer: Any) -> None:
         """Compute the features of all training images with a class label. The processes share the work."""
         if not len(self.known):
             return
@@ -95,52 +95,36 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class UnlabeledTask(Task):
     """Base class of tasks for pretraining without labels."""
 
     pipeline = "image-feature-extraction"
+    can_evaluate = False  # after training, only the features can be evaluated
 
     options: UnlabeledArguments
 
-    loaded: UnlabeledImages = field(init=False)
-
-    def load_training_data(self) -> UnlabeledImages:
+    def load_data(self, args: HfViTTrainingArguments) -> UnlabeledImages:
         """Open and check the training images, and warn if there are few."""
-        loaded = load_images(self.options, self.args)
-        if loaded.stream is None and loaded.num_train < FEW_IMAGES:
+        data = load_images(self.options, args)
+        if data.stream is None and data.num_train < FEW_IMAGES:
             logger.warning(
-                f"{loaded.num_train:,} images are few for training without labels: the encoder may be no better "
+                f"{data.num_train:,} images are few for training without labels: the encoder may be no better "
                 "than random weights. Add images of the same kind, with or without labels."
             )
-        return loaded
+        return data
 
-    def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Raise `ValueError`: after training, only the features can be evaluated."""
-        raise ValueError(
-            f"{saved.model_name_or_path} was trained without labels and has no task to evaluate. Evaluate its "
-            "features: hf-vit features extract, then hf-vit features evaluate."
-        )
-
-    def count_training_images(self) -> int:
-        """Return the number of training images; for a stream, the number of images that are read in advance."""
-        return self.loaded.num_train
-
-    def count_evaluated_images(self, split: str) -> int:
-        """Return the number of images that an evaluation reads: the split, and training images with a class label."""
-        return super().count_evaluated_images(split) + len(self.loaded.known)
-
-    @property
-    def known(self) -> TargetDataset:
-        """Training images that have a class label."""
-        return TargetDataset(self.loaded.known, masked_image_target)
-
-    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_baselines(self, trainer: Any, data: TargetData, split: str) -> dict[str, dict[str, float]]:
         """Evaluate the baseline that the evaluator defines, on all processes."""
         assert isinstance(trainer.evaluator, NeighborEvaluator)
         evaluator = replace(trainer.evaluator, is_baseline=True)
         with trainer.evaluating_with(evaluator):
-            metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
-        return evaluator.baseline_name, {
-            score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)
-        }
+            metrics = trainer.predict(data.examples(split), metric_key_prefix=split).metrics
+        names = ("loss", *evaluator.metric.score_names)
+        return {evaluator.baseline_name: {score: metrics[f"{split}_{score}"] for score in names}}
+
+
+def labeled_images(data: TargetData) -> TargetDataset:
+    """Return the training images that have a class label."""
+    assert isinstance(data, UnlabeledImages)
+    return TargetDataset(data.known, masked_image_target)

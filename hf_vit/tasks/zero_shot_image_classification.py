@@ -4,7 +4,7 @@ In shapes, B is the batch size, K the number of classes, and E the width of the 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,15 +33,14 @@ from ..model.processing_hf_vit import HfViTProcessor, text_options_of
 from ..model.remote_code import raising_remote_code_error
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, contrastive_loss
 from ..options.field import evaluation_option, model_option, start_option
+from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.pretraining import NUM_CAPTIONS, draw_captions
+from .base import MoreEvaluation
 from .common.arguments import ClassificationArguments
-from ..training.evaluator_trainer import EvaluatorTrainer
+from .common.card import Usage, public_name
+from .common.defaults import IMAGE_TEXT
 from .common.load_data import evaluation_images, open_data
 from .common.models import load_model
-from .common.defaults import IMAGE_TEXT
-from ..runs.model_card import Usage
-from ..runs.report import evaluation_split, public_name, score_split
-from ..training.training_arguments import HfViTTrainingArguments
 from .image_classification import ClassificationEvaluator, open_labeled
 from .shared import CaptionArguments, CaptionedTask
 
@@ -279,11 +278,18 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
     )
     load = partial(open_labeled, data.dataset_name, **data.source_options())
     opened = open_data(load, training_args)
-    split = args.zero_shot_split or evaluation_split(opened.splits)
+    split = args.zero_shot_split or opened.evaluated_split
     if split not in opened.splits:
         raise ValueError(f"{data.dataset_name} has no split {split!r}. Choose {' or '.join(opened.splits)}.")
     images = evaluation_images(opened, split, split, data, training_args)
     return replace(opened, splits=DatasetDict({split: images}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTextData(TargetData):
+    """Images with captions, and a split of labeled images for the zero-shot evaluation."""
+
+    labeled: TargetData
 
 
 @dataclass(eq=False)
@@ -321,7 +327,7 @@ def embed_classes(
     return torch.stack(rows)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ImageTextContrast(CaptionedTask):
     """Image-text contrastive training."""
 
@@ -361,96 +367,92 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     options: ImageTextArguments
 
-    labeled: TargetData | None = field(init=False, default=None)  # split of labeled images for zero-shot evaluation
-    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # model card rows of this evaluation
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.args.repeated_augmentations > 1:
+    def complete_arguments(self, args: HfViTTrainingArguments) -> None:
+        """Raise `ValueError` for training arguments with which an image would occur in a batch several times."""
+        if args.repeated_augmentations > 1:
             raise ValueError(
-                f"repeated_augmentations={self.args.repeated_augmentations} puts an image into a batch several "
+                f"repeated_augmentations={args.repeated_augmentations} puts an image into a batch several "
                 "times, which the loss would treat as different images. Remove it."
             )
-        if not self.args.dataloader_drop_last:  # with several processes, repeated images would complete the last batch
+        if not args.dataloader_drop_last:  # with several processes, repeated images would complete the last batch
             raise ValueError(
                 "dataloader_drop_last=False could put an image into a batch twice, which the loss would treat as "
                 "different images. Remove it; the next epoch shuffles all images again."
             )
 
-    def note_data(self) -> list[str]:
-        """Return notes about the data, and open and check the labeled images."""
-        self.labeled = load_zero_shot(self.options, self.args)
-        return super().note_data()
+    def examine(self, data: TargetData, args: HfViTTrainingArguments) -> TargetData:
+        """Return the data with checked labeled images for the zero-shot evaluation, if they are given."""
+        labeled = load_zero_shot(self.options, args)
+        return data if labeled is None else ImageTextData(**vars(data), labeled=labeled)
 
-    def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
+    def open_model(
+        self, data: TargetData, args: HfViTTrainingArguments
+    ) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
         """Return the model to train and its processor. If no tokenizer is given, one is trained on the captions.
 
         Raises:
             OSError: If a model or a tokenizer cannot be read.
             ValueError: If model and tokenizer do not match, or an adapter is requested for a new text tower.
         """
-        args, name, text_name = self.options, self.options.model_name_or_path, self.options.text_model_name_or_path
+        own, name, text_name = self.options, self.options.model_name_or_path, self.options.text_model_name_or_path
         if name is not None and text_name is None and has_tokenizer(name):
-            args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
-            model, image_processor = load_model(self.model_class, args)
+            own.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
+            model, image_processor = load_model(self.model_class, own)
             tokenizer = load_tokenizer(model, name)
         else:
-            if self.args.lora_rank is not None and text_name is None:
+            if args.lora_rank is not None and text_name is None:
                 raise ValueError(
-                    f"lora_rank={self.args.lora_rank} requires a trained text tower, but a new one would be trained "
+                    f"lora_rank={args.lora_rank} requires a trained text tower, but a new one would be trained "
                     "from scratch. Give a model with both towers (CLIP, SigLIP), or --text_model_name_or_path."
                 )
-            tokenizer = make_tokenizer(args, chain.from_iterable(self.loaded.splits["train"]["captions"]))
-            fields, text = args.config_overrides or {}, text_options(args, tokenizer)
+            tokenizer = make_tokenizer(own, chain.from_iterable(data.splits["train"]["captions"]))
+            fields, text = own.config_overrides or {}, text_options(own, tokenizer)
             fields = {**fields, "text_config": {**text, **(fields.get("text_config") or {})}}
-            model, image_processor = load_model(self.model_class, replace(args, config_overrides=fields))
+            model, image_processor = load_model(self.model_class, replace(own, config_overrides=fields))
             if text_name is not None:
                 model.load_text_weights(text_name)
-        if args.freeze_vision:
+        if own.freeze_vision:
             model.freeze_vision()
         return model, HfViTProcessor(image_processor, tokenizer)
 
-    def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> ImageTextEvaluator:
+    def make_evaluator(
+        self, model: PreTrainedModel, processor: HfViTProcessor, data: TargetData
+    ) -> ImageTextEvaluator:
         """Return the evaluator."""
         return ImageTextEvaluator(processor.image_processor, RetrievalMetric())
 
-    def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Evaluate retrieval and, if there are labeled images, zero-shot classification."""
-        scores, pictures = super().evaluate(trainer, split)
-        if self.labeled is not None:
-            scores["zero_shot_accuracy"] = self.evaluate_zero_shot(trainer, self.labeled)
-        return scores, pictures
+    def evaluate_baselines(self, trainer: Any, data: TargetData, split: str) -> dict[str, dict[str, float]]:
+        """Return the scores of the baseline, which retrieves at random."""
+        return {"chance": random_retrieval_recall(list(map(len, data.splits[split]["captions"])))}
 
-    def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
-        """Evaluate zero-shot classification on all processes, write the scores, and return the accuracy."""
-        processor, templates = trainer.processing_class, self.options.prompt_templates
+    def more_evaluations(self, trainer: Any, data: TargetData) -> dict[str, MoreEvaluation]:
+        """Return the zero-shot evaluation on labeled images, if there are any."""
+        if not isinstance(data, ImageTextData):
+            return {}
+        labeled, processor, templates = data.labeled, trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
         (split,) = labeled.splits
-        with trainer.evaluating_with(evaluator, ImageClassificationCollator(processor.image_processor)):
-            scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
         source, chance = public_name(str(self.options.zero_shot_dataset)), 1 / len(labeled.names)
-        self.zero_shot_lines = {
-            "zero-shot": f"accuracy {scores['accuracy']:.4f} on {len(labeled.splits[split]):,} {split} images of "
-            f"{source} (chance {chance:.4f}), by {', '.join(map(repr, templates))}"
-        }
-        return scores["accuracy"]
+        description = (
+            f"accuracy {{:.4f}} on {len(labeled.splits[split]):,} {split} images of {source} (chance {chance:.4f}), "
+            f"by {', '.join(repr(template.replace('{}', '{{}}')) for template in templates)}"
+        )
+        collator = ImageClassificationCollator(processor.image_processor)
+        return {"zero_shot": MoreEvaluation(evaluator, collator, labeled.examples(split), "accuracy", description)}
 
-    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Return the name and scores of the baseline, which retrieves at random."""
-        return "chance", random_retrieval_recall(list(map(len, self.loaded.splits[split]["captions"])))
-
-    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+    def describe_model(
+        self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
+    ) -> dict[str, str]:
         """Return the table rows of the model card about loss, towers, texts and labeled images."""
-        batch = self.args.train_batch_size * self.args.world_size
+        batch = args.train_batch_size * args.world_size
         encoder, own, tokenizer = model.text_model.config, model.text_options, processor.tokenizer
         tower = f"{own.num_hidden_layers} blocks of width {own.hidden_size}"
-        count = sum(map(len, self.loaded.splits["train"]["captions"]))
+        count = sum(map(len, data.splits["train"]["captions"]))
         return {
             "loss": f"{model.options.loss}, over all images and texts of a batch of {batch}",
             "image tower": "frozen" if self.options.freeze_vision else "trained",
             "text tower": tower if own.encoder_config is None else f"{encoder.model_type}, trained",
             "texts": f"{len(tokenizer):,} tokens, cut off after {tokenizer.model_max_length}",
             "captions": f"{count:,}, of which one of each image is drawn in every epoch",
-            **self.zero_shot_lines,
         }

@@ -24,8 +24,16 @@ from .. import __version__
 from ..options.recipe import RECIPE_NAME
 from ..tasks.common.arguments import split_sources
 from .checkpoints import CHECKSUMS, missing_weights, read_checksums
-from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, REPORT_FILES, TRAINING_ARGS_JSON, is_named, output_files
-from ..runs.model_card import TrainingInfo
+from .output_folder import (
+    ADAPTER_FOLDER,
+    AVERAGE_FOLDER,
+    CARD,
+    PLACE,
+    REPORT_FILES,
+    TRAINING_ARGS_JSON,
+    is_named,
+    output_files,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -67,7 +75,7 @@ def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperat
     for path in list_upload(folder):
         name, content = path.relative_to(folder).as_posix(), without_local_paths(path, names)
         if content is not None and name == CARD:
-            content = content.replace(TrainingInfo.location.encode(), repo_id.encode())
+            content = content.replace(PLACE.encode(), repo_id.encode())
         operations.append(CommitOperationAdd(name, path if content is None else content))
     return operations
 

@@ -29,7 +29,10 @@ from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
-from ..outputs import write_atomically
+from ..options.training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
+from ..outputs import AVERAGE_FOLDER, write_atomically
+from ..processes import on_first_process
+from ..tasks.common.regularization import AttachedTransform, BatchTransform, Mixing
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
@@ -38,7 +41,6 @@ from .checkpoints import (
     CONDITIONS,
     complete,
     delete_older,
-    on_first_process,
     read_conditions,
     read_state,
     resolve_checkpoint,
@@ -47,13 +49,12 @@ from .checkpoints import (
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
 from .finetuning.frozen_features import FrozenFeatures, check_cache
+from .hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
-from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
-from .hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
-from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
+from .output_folder import ADAPTER_FOLDER, CARD, TRAINING_ARGS_JSON
+from .regularization import BatchTransforms, size_transforms, training_sampler
 from .streams import StreamPosition, read_own_shards
-from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
 
 
 logger = logging.get_logger(__name__)
@@ -174,6 +175,9 @@ class HfViTTrainer(Trainer):
         if self.options.cached_views and not isinstance(self.train_dataset, MultiTaskDataset):
             check_cache(self)
         self._add_callbacks()
+        for transform in batch_transforms:
+            if isinstance(transform, AttachedTransform):
+                transform.attach(self)
 
     def _prepare_optimization(self) -> None:
         """Check the optimizer options and freeze the requested parts."""

@@ -21,8 +21,7 @@ import torch
 import transformers
 from scipy.optimize import nnls
 
-from hf_vit import HfViTConfig, HfViTForObjectDetection
-from hf_vit import visualize
+from hf_vit import HfViTConfig, HfViTForObjectDetection, visualize
 from hf_vit.convert.loading import peak_memory
 from hf_vit.model.configuration_hf_vit import PRESETS, to_pair
 

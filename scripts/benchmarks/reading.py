@@ -19,8 +19,7 @@ from typing import Any
 import datasets
 from torch.utils.data import DataLoader
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit import data, training
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.data.augmentation.datasets import AugmentedStream
 from hf_vit.tasks.common.arguments import ClassificationArguments
 

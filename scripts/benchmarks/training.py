@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, get_cosine_schedule_with_warmup
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit import data, training
-from hf_vit.training import HfViTTrainer
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.training import HfViTTrainer
 
 from .classification import MAKE_MODEL
 from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save

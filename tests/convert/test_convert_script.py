@@ -11,10 +11,8 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor, list_families
-from hf_vit import cli
-from hf_vit.convert import families_table
-from hf_vit.convert import parity
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor, cli, list_families
+from hf_vit.convert import families_table, parity
 from hf_vit.convert.families import FAMILIES
 from hf_vit.training import train_tokenizer
 from hf_vit.training.hub import check_upload

@@ -13,8 +13,18 @@ from torch import nn
 from transformers.models.eomt.modeling_eomt import EomtLoss
 from transformers.models.yolos.modeling_yolos import YolosObjectDetectionOutput
 
-from hf_vit import HfViTBackbone, HfViTForDepthEstimation, HfViTForKeypointDetection, HfViTForMaskedImageModeling, HfViTForObjectDetection, HfViTForSemanticSegmentation, HfViTForUniversalSegmentation, HfViTImageProcessor, HfViTModel
-from hf_vit import cli
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    HfViTModel,
+    cli,
+)
 from hf_vit.convert.image_processor import image_processor_options
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.parity import run_vitpose

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_vit.training import HfViTTrainingArguments
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
 from hf_vit.tasks.image_classification import open_labeled
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.fresh import ROOT, run_python

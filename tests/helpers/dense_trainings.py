@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hf_vit import HfViTForObjectDetection
-from hf_vit import training
+from hf_vit import HfViTForObjectDetection, training
 from hf_vit.data.datasets import TargetDataset
 from hf_vit.training import Task
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer

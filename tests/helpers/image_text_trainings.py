@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.tasks.image_captioning import ImageCaptioning
 from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 from .dense_trainings import QUIET, Float64Collator, scores_of
 from .models import encoder_shape

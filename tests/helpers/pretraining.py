@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 from .dense_trainings import QUIET, scores_of
 from .models import encoder_shape

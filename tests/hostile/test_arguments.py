@@ -12,8 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit import training
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, training
 from hf_vit.options.library import LIBRARY_FIELDS, LIBRARY_OPTIONS
 from hf_vit.training import HfViTTrainingArguments
 

@@ -25,8 +25,7 @@ from starlette.testclient import TestClient
 
 import hf_vit
 from hf_vit import cli
-from hf_vit.inference.serving import served_model
-from hf_vit.inference.serving import write_space
+from hf_vit.inference.serving import served_model, write_space
 from hf_vit.inference.serving.app import Limits, build_app
 from hf_vit.inference.serving.batching import BatchThread, QueueFullError
 from hf_vit.inference.serving.served_model import ServedModel, find_image_error, open_models

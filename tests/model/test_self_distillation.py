@@ -9,8 +9,8 @@ import torch
 from hf_vit import HfViTForJointEmbedding
 from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
 from hf_vit.model.task_joint_embedding import assign, koleo_loss, patch_cross_entropy, view_cross_entropy
-from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
+from hf_vit.training.callbacks.ema import WeightAverage
 
 from ..helpers.models import DINO, TRAINING_CASES, small_config
 

@@ -14,8 +14,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
 import hf_vit
-from hf_vit import HfViTForImageClassification
-from hf_vit import cli
+from hf_vit import HfViTForImageClassification, cli
 from hf_vit.inference.predict import predict_files
 from hf_vit.inference.sources import find_images, open_image
 from hf_vit.model import image_inputs

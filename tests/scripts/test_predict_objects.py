@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection
-from hf_vit import cli
+from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, cli
 from hf_vit.inference.writers import CORNERS, WRITERS
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED

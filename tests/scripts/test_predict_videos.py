@@ -17,8 +17,7 @@ from datasets import load_dataset
 from PIL import Image
 
 import hf_vit
-from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
-from hf_vit import cli
+from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation, cli
 from hf_vit.inference import sources
 from hf_vit.inference.sources import Source, find_sources
 from hf_vit.model import image_inputs

@@ -18,8 +18,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from hf_vit import HfViTConfig
-from hf_vit import cli
+from hf_vit import HfViTConfig, cli
 from hf_vit.training import TASKS
 
 from ..helpers.fresh import ROOT, run_with_package, run_without_package

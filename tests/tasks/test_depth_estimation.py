@@ -13,12 +13,12 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
-from hf_vit.training import HfViTTrainingArguments
-from hf_vit.tasks.common.models import load_model
 from hf_vit.runs.report import score_naive_baseline
 from hf_vit.runs.run import evaluate
 from hf_vit.tasks import depth_estimation
+from hf_vit.tasks.common.models import load_model
 from hf_vit.tasks.depth_estimation import DepthArguments, DepthEvaluator, choose_max_depth
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,

@@ -14,8 +14,8 @@ from transformers import pipeline
 from hf_vit import HfViTConfig, HfViTForImageTextToText, HfViTImageProcessor, HfViTModel, HfViTProcessor
 from hf_vit.evaluation.captions import CaptionMetric
 from hf_vit.inference.predict import predict_files
-from hf_vit.training.hub import check_upload
 from hf_vit.tasks.image_captioning import ImageCaptioning, train_prompt_tokenizer
+from hf_vit.training.hub import check_upload
 
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package

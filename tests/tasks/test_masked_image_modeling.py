@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.tasks.common.arguments import TaskArguments, UnlabeledArguments
 from hf_vit.runs.report import describe_data
+from hf_vit.tasks.common.arguments import TaskArguments, UnlabeledArguments
 from hf_vit.tasks.image_classification import load_classifier
 from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
 

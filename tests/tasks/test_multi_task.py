@@ -25,9 +25,9 @@ from hf_vit import (
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
+from hf_vit.runs.run import evaluate, train
 from hf_vit.training import TASKS
 from hf_vit.training.multi_task import NUM_MEASURED, LossWeights
-from hf_vit.runs.run import evaluate, train
 
 from ..helpers.dense_trainings import CONFIG
 from ..helpers.fresh import run_command

@@ -14,10 +14,16 @@ from transformers import Dinov2Config, Dinov2Model, pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
-from hf_vit.training import whole_image_processor
 from hf_vit.tasks.common.class_weights import choose_weights
 from hf_vit.tasks.common.models import load_model
-from hf_vit.tasks.semantic_segmentation import SemanticArguments, SemanticEvaluator, count_pixels, is_better, scales_to_try
+from hf_vit.tasks.semantic_segmentation import (
+    SemanticArguments,
+    SemanticEvaluator,
+    count_pixels,
+    is_better,
+    scales_to_try,
+)
+from hf_vit.training import whole_image_processor
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,

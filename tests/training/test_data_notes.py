@@ -16,10 +16,10 @@ from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
 from hf_vit.data.formats.classes import ClassList, index_table
-from hf_vit.training import TASKS, HfViTTrainingArguments, Task
-from hf_vit.tasks.common import data_notes
 from hf_vit.runs.run import plan_evaluation
+from hf_vit.tasks.common import data_notes
 from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import TASKS, HfViTTrainingArguments, Task
 
 from ..helpers.datasets import write_class_folders, write_depth_folders, write_image
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, run_task, train, write_scenes

@@ -21,21 +21,20 @@ from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.options.library import options_of
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, Task
-from hf_vit.tasks.common.arguments import TaskArguments
-from hf_vit.training.checkpoints import checkpoints_in
-from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
-from hf_vit.tasks.common.models import plan_config
-from hf_vit.runs.plan import budget, plan
-from hf_vit.tasks.common import defaults
-from hf_vit.runs.plan import keep_budget
+from hf_vit.runs.plan import budget, keep_budget, plan
 from hf_vit.runs.plan.budget import STORING_GAIN, Budget, Pace, measure_pace
-from hf_vit.tasks.common.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
-from hf_vit.tasks.common.facts import Facts
 from hf_vit.runs.plan.gather import measure_classes
 from hf_vit.runs.plan.plan import Planner
 from hf_vit.runs.run import plan_evaluation
+from hf_vit.tasks.common import defaults
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.common.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
+from hf_vit.tasks.common.facts import Facts
+from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
+from hf_vit.tasks.common.models import plan_config
 from hf_vit.tasks.image_classification import choose_share, interpolate
+from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, Task
+from hf_vit.training.checkpoints import checkpoints_in
 
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.object_trainings import write_objects

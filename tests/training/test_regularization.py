@@ -28,22 +28,13 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
+from hf_vit.runs.model_card import describe_recipe
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.common.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
-from hf_vit.runs.model_card import describe_recipe
-from hf_vit.training.regularization import (
-    REFUSED,
-    BatchTransforms,
-    BinaryCrossEntropy,
-    ImageSizes,
-    Mixing,
-    PatchDropout,
-    regularize,
-    resize_batch,
-    size_transforms,
-)
 from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
+from hf_vit.tasks.common.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
+from hf_vit.training.regularization import REFUSED, BatchTransforms, ImageSizes, resize_batch, size_transforms
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import TRAINING_CASES, pixels, small_config

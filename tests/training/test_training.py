@@ -21,6 +21,8 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import DIGITS_INFO, AugmentedDataset, ImageClassificationCollator, hold_out, load_digits_dataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.flops import forward_flops, peak_flops
+from hf_vit.runs.model_card import describe_hardware
+from hf_vit.runs.run import plan_evaluation
 from hf_vit.training import (
     HfViTTrainer,
     HfViTTrainingArguments,
@@ -32,8 +34,6 @@ from hf_vit.training import (
 from hf_vit.training.callbacks import throughput
 from hf_vit.training.callbacks.throughput import Throughput, training_flops
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
-from hf_vit.runs.model_card import describe_hardware
-from hf_vit.runs.run import plan_evaluation
 
 from ..helpers.datasets import load_digits, write_tar, write_tars
 from ..helpers.options import evaluation_values, parse_arguments, run, task_of

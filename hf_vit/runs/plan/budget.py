@@ -16,13 +16,14 @@ from transformers import TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ...data.datasets import TargetData
+from ...processes import on_first_process
 from ...tasks.common.arguments import ClassificationArguments
-from ...training.checkpoints import on_first_process
-from ...tasks.common.models import without_load_report
-from ..report import evaluation_split
-from ...tasks.base import Task
-from ...training.trainer import HfViTTrainer
 from ...tasks.common.defaults import EVALUATIONS, Size
+from ...tasks.common.models import without_load_report
+from ...training.trainer import HfViTTrainer
+from ..assemble import build_run
+from ..build import Run
 
 
 TIMING_SHARE = 0.08  # maximum share of the time budget for timing steps
@@ -163,27 +164,27 @@ class StepTimes(TrainerCallback):
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def measure_pace(task: Task, seconds: float) -> Pace:
-    """Train a task with loaded data for a few steps, evaluate a few images, and return the measured times.
+def measure_pace(run: Run, seconds: float) -> Pace:
+    """Train a model for a few steps, evaluate a few images, and return the measured times.
 
     All files are written to a temporary folder, which is deleted.
 
     Args:
-        task: The task. Its arguments are changed.
+        run: The run, with its data. Its training arguments are changed.
         seconds: Maximum time of the steps; at least `LEAST_TIMED` steps are run.
     """
-    args = task.args
+    task, args = run.task, run.args
     # Fix the number of steps if it must be the same on all processes, or if all progressive sizes must be timed.
     is_fixed = args.world_size > 1 or args.progressive_sizes
+    # Whitening and probing are skipped, because they do not change the time of a step.
+    skipped = {"probe_classifier": False} if isinstance(task.options, ClassificationArguments) else {}
+    task = replace(task, options=replace(task.options, whiten_patches=False, **skipped))
     with tempfile.TemporaryDirectory() as folder:
         trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
         for name, value in trial.items():
             setattr(args, name, value)
-        task.options.whiten_patches = False  # skip whitening of patches, which does not change the time of a step
-        if isinstance(task.options, ClassificationArguments):
-            task.options.probe_classifier = False
         with without_load_report():  # hide the loading report, which the training run prints later
-            trainer = task.make_trainer()
+            trainer = build_run(replace(run, task=task)).trainer
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
@@ -194,20 +195,20 @@ def measure_pace(task: Task, seconds: float) -> Pace:
             few = examples.select(range(min(TIMED_IMAGES, len(examples))))
             trainer.train_dataset, trainer.feature_folder = replace(trainer.train_dataset, dataset=few), Path(folder)
         trainer.train()
-        pace = Pace(times.step(), time_evaluation(task, trainer))
+        pace = Pace(times.step(), time_evaluation(run.data, trainer))
         if trainer.features is not None:
             count = args.cached_views * len(trainer.train_dataset)
             pace = pace._replace(view=trainer.features.seconds / count, view_bytes=trainer.features.size // count)
     return on_first_process(args, lambda: pace)
 
 
-def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
+def time_evaluation(data: TargetData, trainer: HfViTTrainer) -> float:
     """Return the seconds per image of an evaluation. The first batch, which allocates memory, is not timed.
 
     For a multi-task model, only the first head is timed.
     """
     trainer = next(iter(trainer.parts.values()), trainer)
-    examples = task.loaded.examples(evaluation_split(task.loaded.splits))
+    examples = data.examples(data.evaluated_split)
     count = min(TIMED_IMAGES, len(examples)) // 2 or 1
     trainer.model.eval()
     for _ in range(2):

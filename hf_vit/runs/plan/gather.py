@@ -1,21 +1,21 @@
-"""Collect properties of data, model and device for a task with loaded data."""
+"""Collect properties of data, model and device of a planned run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...data.datasets import TargetData
 from ...data.formats.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
 from ...model.image_targets import IGNORED_LABEL
+from ...options.training_arguments import HfViTTrainingArguments, usable_cores
+from ...tasks.base import Task
+from ...tasks.common.facts import Facts, Start
 from ...tasks.common.models import plan_config, read_config_of
 from ...training.optimizer import is_fast_in_bf16
-from ..report import evaluation_split
-from ...tasks.base import Task
-from ...training.training_arguments import usable_cores
-from ...tasks.common.facts import Facts, Start
 
 
 UNLABELED = (
@@ -26,19 +26,19 @@ UNLABELED = (
 SAMPLE = 32  # number of sampled images that are measured
 
 
-def gather_facts(task: Task) -> Facts:
-    """Return the facts about a task with loaded data. Images are measured on an evenly spaced sample."""
-    args, splits = task.args, task.loaded.splits
-    start, architecture, saved = find_start(task)
+def gather_facts(task: Task, args: HfViTTrainingArguments, data: TargetData) -> Facts:
+    """Return the facts about a task and its data. Images are measured on an evenly spaced sample."""
+    splits = data.splits
+    start, architecture, saved = find_start(task, data.names)
     config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
     has_gpu = args.device.type != "cpu"
     return Facts(
-        **look_at_images(task),
+        **look_at_images(data),
         start=start,
         is_unlabeled=architecture in UNLABELED,
-        num_images=None if task.loaded.stream is not None else task.count_training_images(),
+        num_images=None if data.stream is not None else data.num_train,
         is_regression=problem_type_of(next(iter(splits.values()))) == REGRESSION,
-        num_scored=task.count_evaluated_images(evaluation_split(splits)),
+        num_scored=data.count_evaluated(data.evaluated_split),
         has_validation="validation" in splits,
         hidden_size=config.get("hidden_size"),
         num_layers=config.get("num_hidden_layers"),
@@ -53,7 +53,7 @@ def gather_facts(task: Task) -> Facts:
     )
 
 
-def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
+def find_start(task: Task, classes: Sequence[str] = ()) -> tuple[Start, str, dict[str, Any]]:
     """Return the origin of the weights, and the class name and configuration of a saved model.
 
     A saved classifier for other classes is treated as a backbone.
@@ -64,17 +64,17 @@ def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
     saved = read_config_of(name)
     architecture = str((saved.get("architectures") or [""])[0])
     own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    names = list(task.loaded.names) if "loaded" in vars(task) and task.defaults.probes else []
+    names = list(classes) if task.defaults.probes else []
     has_classes = not names or list((saved.get("id2label") or {}).values()) == names
     has_head = has_classes and any(part in architecture for part in own_classes)
     return "head" if has_head else "backbone", architecture, saved
 
 
-def look_at_images(task: Task) -> dict[str, Any]:
+def look_at_images(data: TargetData) -> dict[str, Any]:
     """Measure a sample of training images and return the results as fields of `Facts`."""
-    splits = task.loaded.splits
+    splits = data.splits
     # A stream may have no "train" split.
-    examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
+    examples = data.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts, shares = [], [], [0], list[float]()
     extents = dict[int, np.ndarray]()  # area and half of the perimeter of each class, relative to the image side

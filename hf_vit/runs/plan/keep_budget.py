@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from ...options.training_arguments import parse_changes
 from ...training.checkpoints import read_state
 from ...training.trainer import HfViTTrainer
-from ...training.training_arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 

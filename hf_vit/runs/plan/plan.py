@@ -15,14 +15,28 @@ from transformers.utils import logging
 from ...model.configuration_hf_vit import PRESETS
 from ...options.library import options_of
 from ...options.recipe import savable_values
-from ...tasks.common.arguments import StreamArguments
-from ...training.checkpoints import on_first_process, read_conditions
-from ...training.finetuning.probe import MOST_IMAGES
-from ...tasks.common.load_data import chooses_step
+from ...options.training_arguments import HfViTTrainingArguments
+from ...processes import on_first_process
 from ...tasks.base import Task
-from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
-from ...tasks.common.defaults import TOO_FEW_STEPS, UNSTORED, Options, Size, choose, choose_batch, choose_steps, is_settled, needed_steps
+from ...tasks.common.arguments import StreamArguments
+from ...tasks.common.defaults import (
+    TOO_FEW_STEPS,
+    UNSTORED,
+    Options,
+    Size,
+    choose,
+    choose_batch,
+    choose_steps,
+    is_settled,
+    needed_steps,
+)
 from ...tasks.common.facts import Facts
+from ...tasks.common.load_data import chooses_step
+from ...training.checkpoints import read_conditions
+from ...training.finetuning.probe import MOST_IMAGES
+from ..build import Run
+from ..choose import count_choosing_images
+from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .gather import find_start, gather_facts
 
 
@@ -41,7 +55,8 @@ class Planner:
     """Plan one training run.
 
     Args:
-        task: The task with the given options.
+        task: Specification with the given options.
+        args: Training arguments.
         given: Given options by name, including those of a recipe.
         report: Function that prints the chosen options.
         has_recipe: Whether a recipe is given.
@@ -51,76 +66,77 @@ class Planner:
     """
 
     def __init__(
-        self, task: Task, given: Mapping[str, Any], report: Callable[[str], None], has_recipe: bool = False
+        self,
+        task: Task,
+        args: HfViTTrainingArguments,
+        given: Mapping[str, Any],
+        report: Callable[[str], None],
+        has_recipe: bool = False,
     ) -> None:
-        self.start = time.monotonic() - import_seconds()
+        self.started = time.monotonic() - import_seconds()
         self.budget: tuple[Budget, Pace] | None = None  # options that are set once the run is planned
-        self.task, self.options, self.report, self.has_recipe = task, given, report, has_recipe
+        self.task, self.args, self.options, self.report, self.has_recipe = task, args, given, report, has_recipe
         overrides = task.options.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
         launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
         self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.options.preset or "", ())}
         self.overrides: Options = task.options.config_overrides or {}
-        if task.args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
+        if args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
-                f"--minutes {task.args.minutes:g} determines the number of steps, so --{lengths[0]} "
+                f"--minutes {args.minutes:g} determines the number of steps, so --{lengths[0]} "
                 f"{given.get(lengths[0])} cannot be given as well. Remove one of the two options."
             )
-        if task.args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
+        if args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
             raise ValueError(
-                f"--minutes {task.args.minutes:g} requires a known number of images, which a stream does not have. "
+                f"--minutes {args.minutes:g} requires a known number of images, which a stream does not have. "
                 "Use --max_steps instead."
             )
 
     @property
     def is_planned(self) -> bool:
         """Whether options are chosen automatically."""
-        args = self.task.args
+        args = self.args
         if args.choose_defaults is not None or args.minutes is not None:
             return bool(args.choose_defaults is not False)
         return not self.has_recipe
 
-    def resumed(self, checkpoint: str) -> tuple[Task, Options]:
-        """Return the task of a resumed run, and the options that were chosen at its start, from the checkpoint."""
-        chosen: Options = read_conditions(checkpoint).get("chosen", UNPLANNED)
-        return self.task_with(chosen), chosen
-
-    def started(self) -> tuple[Task, Options]:
-        """Return the task that loads the data, and the options that can be chosen before the data is loaded."""
+    def start(self, checkpoint: str | None) -> Options:
+        """Return the options chosen before the data is loaded; for a resumed run, those of its checkpoint."""
+        if checkpoint is not None:
+            chosen: Options = read_conditions(checkpoint).get("chosen", UNPLANNED)
+            return chosen
         if not self.is_planned:
-            return self.task_with(UNPLANNED), UNPLANNED
+            return UNPLANNED
         can_probe = self.task.defaults.probes and "probe_classifier" not in self.given
-        if can_probe and find_start(self.task)[0] == "backbone":
-            return self.task_with({"probe_classifier": True}), {}
-        return self.task, {}
+        return {"probe_classifier": True} if can_probe and find_start(self.task)[0] == "backbone" else {}
 
-    def planned(self, task: Task) -> tuple[Task, Options]:
-        """Choose options for a task with loaded data. Return the task with the chosen options, and these options."""
+    def plan(self, run: Run) -> Options:
+        """Choose the options that the user did not give, given the data of a run, and report them."""
         if not self.is_planned:
-            return task, UNPLANNED
-        facts = on_first_process(task.args, lambda: gather_facts(task))
-        batch = self.known_batch(task, facts)
-        held_out = {name: vars(task.options)[name] for name in ("train_val_split", "validation_as_test")}
+            return UNPLANNED
+        task, args, data = run.task, run.args, run.data
+        facts = on_first_process(args, lambda: gather_facts(task, args, data))
+        batch = self.known_batch(task, args, facts)
+        held_out = {name: vars(data.division)[name] for name in ("train_val_split", "validation_as_test")}
         minutes = self.minutes(facts)
         if minutes is None:
             sizes = self.sizes(task, facts)
             size = sizes[-1 if facts.has_gpu else min(1, len(sizes) - 1)]
-            chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
+            chosen = self.choose(task, args, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
         else:
-            chosen = self.fit(task, facts, minutes, batch)
+            chosen = self.fit(run, facts, minutes, batch)
         chosen |= {name: value for name, value in held_out.items() if name not in self.given and value is not None}
-        task = self.task_with(chosen, task)
         self.report(describe_choice(task, chosen))
-        return task, chosen
+        return chosen
 
-    def choose(self, task: Task, facts: Facts, **known: Any) -> Options:
+    def choose(self, task: Task, args: HfViTTrainingArguments, facts: Facts, **known: Any) -> Options:
         """Return the chosen options. `known` contains values that are already fixed, such as size, steps or batch."""
-        return choose(task.defaults, facts, self.given, self.overrides, **known)
+        return choose(task.find_defaults(args), facts, self.given, self.overrides, **known)
 
     def minutes(self, facts: Facts) -> float | None:
         """Return the time budget in minutes, None without a budget."""
-        if self.task.args.minutes is not None:
-            return self.task.args.minutes
+        if self.args.minutes is not None:
+            return self.args.minutes
         is_open = not LENGTHS & self.given
         return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
 
@@ -129,48 +145,50 @@ class Planner:
         has_preset = task.options.preset is not None
         return [None] if has_preset else task.defaults.sizes(facts, task.options.overrides())
 
-    def known_batch(self, task: Task, facts: Facts) -> int:
+    def known_batch(self, task: Task, args: HfViTTrainingArguments, facts: Facts) -> int:
         """Return the number of images per step on all processes."""
-        accumulated = task.args.gradient_accumulation_steps
+        accumulated = args.gradient_accumulation_steps
         if "per_device_train_batch_size" in self.given:
-            return task.args.train_batch_size * accumulated * facts.num_processes
+            return args.train_batch_size * accumulated * facts.num_processes
         return choose_batch(task.defaults, facts) * accumulated
 
     def known_steps(self, task: Task, facts: Facts, batch: int) -> int:
         """Return the number of steps of a run without a time budget."""
-        if "max_steps" in self.given and task.args.max_steps > 0:
-            return task.args.max_steps
+        if "max_steps" in self.given and self.args.max_steps > 0:
+            return self.args.max_steps
         if "num_train_epochs" in self.given and facts.num_images is not None:
-            return max(1, math.ceil(task.args.num_train_epochs * (facts.num_images // batch or 1)))
+            return max(1, math.ceil(self.args.num_train_epochs * (facts.num_images // batch or 1)))
         return choose_steps(task.defaults, facts)
 
     def seconds(self) -> float:
         """Return the elapsed seconds of the first process."""
-        return on_first_process(self.task.args, lambda: time.monotonic() - self.start)
+        return on_first_process(self.args, lambda: time.monotonic() - self.started)
 
-    def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
+    def fit(self, run: Run, facts: Facts, minutes: float, batch: int) -> Options:
         """Return the options that fit into a time budget, and report them."""
-        num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        passes = task.report_passes + (task.args.ema_decay is not None)
-        num_chosen = task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
+        task, args, data = run.task, run.args, run.data
+        table = task.find_defaults(args)
+        num_validated = data.count_evaluated("validation") if facts.has_validation else 0
+        passes = task.report_passes + (args.ema_decay is not None)
+        needed = needed_steps(table, facts)
+        num_chosen = count_choosing_images(run, needed * batch)
         num_scored = round(passes * facts.num_scored) + num_chosen
         num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
-        trained, most_bytes = facts.num_images or 0, 10**9 * task.args.cache_gigabytes
-        of_data = num_scored, num_validated, num_probed * task.defaults.probes
+        trained, most_bytes = facts.num_images or 0, 10**9 * args.cache_gigabytes
+        of_data = num_scored, num_validated, num_probed * table.probes
         budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
-        needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
-        kept = task.defaults.stores  # number of last blocks that are trained, None for all
-        unstored = UNSTORED - ({"trainable_blocks"} if task.args.trainable_blocks == kept else set())
+        kept = table.stores  # number of last blocks that are trained, None for all
+        unstored = UNSTORED - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
 
         def measure(size: Size | None) -> Pace:
-            trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
-            return measure_pace(self.task_with(trial, task), seconds)
+            trial = self.choose(task, args, facts, size=size, steps=needed, batch=batch, views=views) | frozen
+            return measure_pace(replace(run, **self.with_chosen(trial)), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
         # On a CPU, time both bfloat16 and float32, because bfloat16 may be slower.
@@ -184,11 +202,11 @@ class Planner:
         if views and not choice.views:  # features are not stored if there are too many images
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
-        if choice.views and task.defaults.probes:
+        if choice.views and table.probes:
             views = 0
             whole = budget.plan(choice.size, measure(choice.size))
             choice = choice if choice.steps >= STORING_GAIN * whole.steps else whole
-        starts_as_probe, least = facts.start == "backbone" and task.defaults.probes, LEAST_STEPS
+        starts_as_probe, least = facts.start == "backbone" and table.probes, LEAST_STEPS
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
             frozen, least = {"trainable_blocks": 0}, 1  # train only the head, which is initialized as a linear probe
             choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
@@ -199,24 +217,21 @@ class Planner:
                 f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
                 f"{LEAST_STEPS}."
             )
-        evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
+        evaluations = max(choice.evaluations, 2) if chooses_step(args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
-        chosen = self.choose(task, facts, batch=batch, **known) | frozen
+        chosen = self.choose(task, args, facts, batch=batch, **known) | frozen
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         warn_of_few_steps(task, choice.steps)
         self.budget = budget, choice.pace
         return chosen
 
-    def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
-        """Return the task with the chosen options, and with the data of the task `loaded`."""
-        kind, values = type(self.task), {**chosen, **self.options}
+    def with_chosen(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields `task` and `args` of a run with the given and the chosen options."""
+        values = {**chosen, **self.options}
         if "config_overrides" in chosen:  # these chosen fields include those that the user gave
             values["config_overrides"] = chosen["config_overrides"]
-        task = kind.from_options(values)
-        if loaded is not None:
-            vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
-            task.options.holds_out = loaded.options.holds_out
-        return task
+        task, args = type(self.task).from_options(values)
+        return {"task": task, "args": args}
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
         """Return the recipe that repeats the run. It contains the given and the chosen options, but no time budget."""

@@ -1,7 +1,7 @@
 """Options for the model and the images, shared by several tasks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -9,7 +9,23 @@ from typing import Any, ClassVar, Literal
 from ...data.formats.files import split_names
 from ...data.formats.label_values import ProblemType
 from ...model.configuration_hf_vit import PRESETS
-from ...options.field import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, SHARE, SHARE_LEFT_OUT, Names, Range, augmentation_option, data_option, model_option, option, source_option, start_option, training_images_option
+from ...options.field import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    data_option,
+    model_option,
+    option,
+    source_option,
+    start_option,
+    training_images_option,
+)
 from ...options.resolve import Options, values_of
 
 
@@ -137,7 +153,6 @@ class TaskArguments(SourceArguments):
         "images, because scores are not reported on the images used for calibration.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
-    holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`
 
     def __post_init__(self) -> None:
         super().__post_init__()

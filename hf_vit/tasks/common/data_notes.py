@@ -24,7 +24,7 @@ from ...data.datasets import TargetDataset
 from ...data.fingerprint import image_checksums
 from ...data.formats.files import in_lines, joined, report
 from ...model.image_targets import IGNORED_LABEL
-from ...training.training_arguments import HfViTTrainingArguments
+from ...options.training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)

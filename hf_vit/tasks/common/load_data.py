@@ -15,13 +15,13 @@ from transformers.utils import logging
 
 from ...data import check_dense, hold_out
 from ...data.checks import drop_unreadable
-from ...data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
+from ...data.datasets import Division, KeypointData, ReadTarget, TargetData, TargetDataset
 from ...data.formats.files import SPLITS
 from ...data.formats.label_values import SINGLE, problem_type_of, values_target
 from ...data.loaders.image_classification import held_out_images_of_stream
 from ...model.image_targets import IGNORED_LABEL
+from ...options.training_arguments import HfViTTrainingArguments
 from .arguments import TaskArguments
-from ...training.training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
@@ -44,13 +44,13 @@ def load_targets(
 
     Args:
         load: Function that loads the data.
-        args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
+        args: Options of the data.
         training_args: Training arguments.
         needs_validation: Minimum number of training images with which the task uses validation scores to choose a
             value, such as a score threshold. None if the task chooses no value.
 
     Returns:
-        The data. Its splits are "train", "validation" and "test", or some of these.
+        The data with its division. Its splits are "train", "validation" and "test", or some of these.
 
     Raises:
         OSError: if the data is missing.
@@ -60,28 +60,29 @@ def load_targets(
     if "train" not in data.splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(data.splits)}.")
     splits = readable_images(data, args, training_args, "cannot be trained on")
-    if args.train_val_split is None:
+    share, as_test = args.train_val_split, args.validation_as_test
+    if share is None:
         is_chosen = chooses_step(training_args)
         is_chosen |= needs_validation is not None and len(splits["train"]) >= needs_validation
-        if args.validation_as_test is None:
-            args.validation_as_test = is_chosen and "validation" in splits and "test" not in splits
+        if as_test is None:
+            as_test = is_chosen and "validation" in splits and "test" not in splits
         is_needed = is_chosen or "test" not in splits
-        is_open = args.validation_as_test or "validation" not in splits
-        args.train_val_split = HELD_OUT if is_needed and is_open else 0.0
-    splits = rename_validation_split(splits, args)
-    args.holds_out = "validation" not in splits and args.train_val_split > 0
-    if args.holds_out:
-        held_out = hold_out(splits["train"], args.train_val_split)
+        is_open = as_test or "validation" not in splits
+        share = HELD_OUT if is_needed and is_open else 0.0
+    splits = rename_validation_split(splits, args.dataset_name) if as_test else splits
+    holds_out = "validation" not in splits and share > 0
+    if holds_out:
+        held_out = hold_out(splits["train"], share)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
     limits = {"train": args.max_train_samples}
-    if args.holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
-        limits["validation"] = math.ceil(args.train_val_split * args.max_train_samples)
+    if holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
+        limits["validation"] = math.ceil(share * args.max_train_samples)
     chosen = {
         name: sample_images(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
         for name in SPLITS
         if name in splits
     }
-    return replace(data, splits=DatasetDict(chosen))
+    return replace(data, splits=DatasetDict(chosen), division=Division(share, as_test, holds_out))
 
 
 def chooses_step(args: HfViTTrainingArguments) -> bool:
@@ -89,29 +90,28 @@ def chooses_step(args: HfViTTrainingArguments) -> bool:
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
-def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
-    """Rename the validation split to "test" if `args.validation_as_test` is set."""
-    if not args.validation_as_test:
-        return splits
+def rename_validation_split(splits: DatasetDict, dataset_name: str) -> DatasetDict:
+    """Rename the validation split to "test"; raise `ValueError` without a validation split or with a test split."""
     if "validation" not in splits or "test" in splits:
         raise ValueError(
-            f"validation_as_test=True requires a validation split and no test split, but {args.dataset_name} has the "
+            f"validation_as_test=True requires a validation split and no test split, but {dataset_name} has the "
             f"splits {', '.join(splits)}. Remove validation_as_test."
         )
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
-def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Return the names of the split to evaluate and of the split that contains its images.
+def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str, float]:
+    """Return the split to evaluate, the split that contains its images, and the share of images that is held out.
 
     See `load_evaluation_targets`.
     """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # use the default, because a saved model does not store this fraction
-        args.train_val_split = 0.0 if "test" in sources else HELD_OUT
-    if "train" in sources and args.train_val_split > 0:
+    share = args.train_val_split
+    if share is None:  # use the default, because a saved model does not store this fraction
+        share = 0.0 if "test" in sources else HELD_OUT
+    if "train" in sources and share > 0:
         sources.setdefault("validation", "train")
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
@@ -121,7 +121,7 @@ def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) ->
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
         logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
-    return split, sources[split]
+    return split, sources[split], share
 
 
 def evaluation_images(
@@ -130,6 +130,7 @@ def evaluation_images(
     source: str,
     args: TaskArguments,
     training_args: HfViTTrainingArguments,
+    train_val_split: float = 0.0,
     was_streamed: bool = False,
 ) -> Dataset:
     """Return the images to evaluate.
@@ -140,16 +141,16 @@ def evaluation_images(
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
+        train_val_split: Share of the training images that is held out for validation.
         was_streamed: Whether the training run held out its validation images from a stream.
     """
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
     images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
-        assert args.train_val_split is not None  # `choose_split` sets this fraction
         if was_streamed:
-            images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
+            images = held_out_images_of_stream(images, args.dataset_name, train_val_split)
         else:
-            images = hold_out(images, args.train_val_split)["test"]
+            images = hold_out(images, train_val_split)["test"]
     return sample_images(args.max_eval_samples, images, training_args.seed)
 
 
@@ -248,11 +249,11 @@ def load_evaluation_targets(
         ValueError: if the data is invalid, has no such split, or has a class that the model does not have.
     """
     data = open_data(load, training_args)
-    split, source = choose_split(data.splits, args, split)
+    split, source, share = choose_split(data.splits, args, split)
     if LABEL in data.splits[source].column_names:
         data = with_model_labels(data, source, label2id, args.dataset_name)
     check_known(data.names, label2id, args.dataset_name)
-    images = evaluation_images(data, split, source, args, training_args, was_streamed)
+    images = evaluation_images(data, split, source, args, training_args, share, was_streamed)
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 

@@ -39,10 +39,10 @@ from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
-from ..checkpoints import on_first_process
+from ...processes import on_first_process
+from ...tasks.common.regularization import Mixing
 from ..errors import format_bytes
 from ..optimizer import find_backbone
-from ..regularization import Mixing
 
 
 if TYPE_CHECKING:

@@ -30,18 +30,8 @@ from transformers.utils import is_torch_xla_available
 from ..data.formats.files import split_names
 from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
-from ..options.field import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    SHARE_LEFT_OUT,
-    Names,
-    Range,
-    augmentation_option,
-    option,
-)
-from ..options.resolve import convert_all
+from .field import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, SHARE_LEFT_OUT, Names, Range, augmentation_option, option
+from .resolve import convert_all
 
 
 MAX_WORKERS = 8  # default limit of worker processes
