@@ -172,7 +172,7 @@ class HfViTTrainingArguments(TrainingArguments):
         list(LORA_TARGETS), "Name endings of the linear layers with LoRA updates.", resume="fixed"
     )
 
-    # Defaults for Vision Transformers. Values in planning/defaults.yaml replace them, depending on task and data.
+    # Defaults for Vision Transformers. Values in tasks/common/defaults.yaml replace them, depending on task and data.
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup_steps: float = 0.1

@@ -1,10 +1,15 @@
-"""Training and evaluation tasks. Each file defines one task, and is named like the task in transformers."""
+"""Specifications of tasks. Each file defines one task, and is named like the task in transformers."""
 
 import inspect
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import Task
+from .base import Choice, Task
+from .image_classification import ImageClassification
+from .zero_shot_image_classification import train_tokenizer
+
+
+__all__ = ["TASKS", "Choice", "ImageClassification", "Task", "find_tasks", "train_tokenizer"]
 
 
 def find_tasks() -> dict[str, type[Task]]:

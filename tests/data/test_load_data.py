@@ -130,7 +130,7 @@ from hf_vit.data import datasets
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.arguments import ClassificationArguments
 from hf_vit.training.load_data import load_targets
-from hf_vit.training.tasks.image_classification import open_labeled
+from hf_vit.tasks.image_classification import open_labeled
 
 opened = []
 decode_image = datasets.decode_image

@@ -7,8 +7,8 @@ import pytest
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling
 from hf_vit.options.recipe import with_recipe
-from hf_vit.runs.run import find_task, plan_evaluation, task_of_model
-from hf_vit.training import TASKS
+from hf_vit.runs.evaluate import find_task, plan_evaluation, task_of_model
+from hf_vit.tasks import TASKS
 
 from ..helpers.models import save_model
 from ..helpers.options import call_command, evaluation_values

@@ -14,6 +14,7 @@ from transformers import pipeline
 from hf_vit import HfViTConfig, HfViTForImageTextToText, HfViTImageProcessor, HfViTModel, HfViTProcessor
 from hf_vit.evaluation.captions import CaptionMetric
 from hf_vit.inference.predict import predict_files
+from hf_vit.runs import build_run
 from hf_vit.tasks.image_captioning import ImageCaptioning, train_prompt_tokenizer
 from hf_vit.training.hub import check_upload
 
@@ -21,7 +22,7 @@ from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
 from ..helpers.image_text_trainings import CONFIG, PAIRS, TEXT, caption_arguments, captions_of, write_captions
 from ..helpers.models import small_config
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, opened_run
 from ..helpers.references import draw_weights
 
 
@@ -131,9 +132,8 @@ def test_saved_encoder_stays_frozen_and_saved_model_keeps_its_tokenizer(workplac
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (generation["num_beams"], generation["max_new_tokens"], generation["eos_token_id"]) == (3, 63, 2)
     options = ["--model_name_or_path", str(workplace / "trained")]
-    task = task_of(ImageCaptioning, caption_arguments(workplace / "halves", tmp_path / "more", *options))
-    task.load_data()
-    trainer = task.make_trainer()
+    task = opened_run(ImageCaptioning, caption_arguments(workplace / "halves", tmp_path / "more", *options))
+    trainer = build_run(task).trainer
     saved = load_file(workplace / "trained" / "model.safetensors")
     assert all(torch.equal(weight, saved[name]) for name, weight in trainer.model.state_dict().items())
     assert scores_of(trainer)["rouge_l"] > 0.5

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
+from hf_vit.runs import build_run
 from hf_vit.runs.report import describe_data
 from hf_vit.tasks.common.arguments import TaskArguments, UnlabeledArguments
 from hf_vit.tasks.image_classification import load_classifier
@@ -22,7 +23,7 @@ from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, run_of
 from ..helpers.pretraining import A_FEW, arguments_of, make_task, make_trainer, pretrain, train_all_ways, write_colors
 
 
@@ -214,7 +215,7 @@ def test_flags_set_the_objective_and_batches_the_learning_rate(workplace: Path, 
 
     def rate(*options: str) -> float:
         arguments = ["--use_cpu", "--output_dir", str(tmp_path), *options]
-        return task_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate
+        return run_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate
 
     assert rate("--per_device_train_batch_size", "128", "--gradient_accumulation_steps", "4") == pytest.approx(3e-4)
     assert rate("--learning_rate", "1e-2") == 1e-2
@@ -263,4 +264,4 @@ def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> 
         ("--early_stopping_patience 1 --metric_for_best_model accuracy", "'accuracy' is not a score .* knn_acc"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_task(workplace / "colors", tmp_path, *options.split()).make_trainer()
+            build_run(make_task(workplace / "colors", tmp_path, *options.split()))

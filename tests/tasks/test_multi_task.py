@@ -25,8 +25,10 @@ from hf_vit import (
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
-from hf_vit.runs.run import evaluate, train
-from hf_vit.training import TASKS
+from hf_vit.runs import Run, build_run, open_run
+from hf_vit.runs.evaluate import evaluate
+from hf_vit.runs.run import train
+from hf_vit.tasks import TASKS
 from hf_vit.training.multi_task import NUM_MEASURED, LossWeights
 
 from ..helpers.dense_trainings import CONFIG
@@ -195,11 +197,10 @@ def test_stored_features_do_not_change_the_training(
 def test_a_universal_head_on_a_frozen_backbone_adds_blocks(scenes: Path, tmp_path: Path) -> None:
     masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
     tasks = {"universal-segmentation": {"data": str(scenes), "thing_classes": "cat,dog", "config_overrides": masks}}
-    task = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
+    task, args = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
     for blocks, head in ((None, "queries"), (0, "mask")):
-        task.args.trainable_blocks = blocks
-        task.load_data()
-        assert task.make_trainer().model.heads["universal_segmentation"].options.head == head
+        args.trainable_blocks = blocks
+        assert build_run(open_run(Run(task, args))).trainer.model.heads["universal_segmentation"].options.head == head
 
 
 def test_weights_of_a_published_backbone_are_reported_once(

@@ -158,7 +158,7 @@ def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tm
 
 def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = ["--max_steps", "60", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
-    module = "hf_vit.training.tasks.semantic_segmentation"
+    module = "hf_vit.tasks.semantic_segmentation"
     for name, choices in (("larger", [True]), ("whole", [False])):
         answers = iter(choices)
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))

@@ -11,9 +11,10 @@ import torch
 from hf_vit import HfViTForImageClassification
 from hf_vit.options.resolve import build, resolve
 from hf_vit.options.training_arguments import usable_cores
+from hf_vit.tasks import ImageClassification
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.common.models import load_model
-from hf_vit.training import HfViTTrainingArguments, ImageClassification
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.models import small_config
 from ..helpers.options import parse_arguments

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_vit.training import HfViTTrainer, ImageClassification, NotFiniteError, Preempted, last_checkpoint
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, NotFiniteError, Preempted, last_checkpoint
 from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.errors import CheckpointError
 from hf_vit.training.optimizer import whole as whole_tensor
@@ -501,10 +502,8 @@ def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
     """Run the training command and call `act` at the given step. Return the exit code or the error message."""
 
     class TaskWithAction(ImageClassification):
-        def make_trainer(self) -> HfViTTrainer:
-            trainer = super().make_trainer()
-            trainer.add_callback(AtStep(step, act))
-            return trainer
+        def trainer_arguments(self, *args: Any) -> dict[str, Any]:
+            return {**super().trainer_arguments(*args), "callbacks": [AtStep(step, act)]}
 
     with pytest.raises(SystemExit) as stopped:
         run(TaskWithAction, [*SCRIPT, *options], None, lambda line: None)

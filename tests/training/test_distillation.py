@@ -25,9 +25,9 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.task_image_classification import classification_loss
+from hf_vit.tasks import ImageClassification
 from hf_vit.tasks.common.arguments import TaskArguments
 from hf_vit.tasks.image_classification import load_classifier
-from hf_vit.training import ImageClassification
 from hf_vit.training.distillation import (
     PROJECTION_NAME,
     Distillation,

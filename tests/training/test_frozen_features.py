@@ -16,6 +16,7 @@ from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.fingerprint import FEATURE_FOLDER
 from hf_vit.model.encoder import HfViTLayer
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
 from hf_vit.training.optimizer import find_backbone
@@ -25,7 +26,7 @@ from ..helpers.dense_trainings import ALL_TASKS, CONFIG, arguments_of, write_sce
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from ..helpers.references import assert_identical, draw_weights
 from ..helpers.seeds import seed_everything
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
@@ -72,9 +73,8 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
     else:
-        made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
-        made.load_data()
-        trainer = made.make_trainer()
+        made = opened_run(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
+        trainer = build_run(made).trainer
     if task != "object_detection":  # with random weights, detection models would predict useless boxes
         draw_weights(trainer.model)
     return trainer

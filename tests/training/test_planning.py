@@ -19,26 +19,30 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
+from hf_vit.data.datasets import Division
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.options.library import options_of
+from hf_vit.runs import build_run
+from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
 from hf_vit.runs.plan import budget, keep_budget, plan
 from hf_vit.runs.plan.budget import STORING_GAIN, Budget, Pace, measure_pace
 from hf_vit.runs.plan.gather import measure_classes
 from hf_vit.runs.plan.plan import Planner
-from hf_vit.runs.run import plan_evaluation
+from hf_vit.tasks import TASKS, ImageClassification, Task
+from hf_vit.tasks.base import plain_batches
 from hf_vit.tasks.common import defaults
 from hf_vit.tasks.common.arguments import TaskArguments
 from hf_vit.tasks.common.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
 from hf_vit.tasks.common.facts import Facts
 from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
 from hf_vit.tasks.common.models import plan_config
-from hf_vit.tasks.image_classification import choose_share, interpolate
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, Task
+from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.checkpoints import checkpoints_in
+from hf_vit.training.finetuning.from_probe import choose_share, interpolate
 
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.object_trainings import write_objects
-from ..helpers.options import evaluation_values, given_arguments, run, task_of
+from ..helpers.options import evaluation_values, given_arguments, opened_run, run, run_of
 
 
 PHOTOGRAPHS = Facts(num_images=900)
@@ -237,18 +241,19 @@ def test_saved_models_are_planned_at_several_image_sizes() -> None:
 
 
 def test_the_faster_precision_is_chosen(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = planner_of(ImageClassification, command_of(photos, tmp_path / "out", "--minutes", "1"))
-    planner.task.load_data()
+    command = command_of(photos, tmp_path / "out", "--minutes", "1")
+    planner, run = planner_of(ImageClassification, command), opened_run(ImageClassification, command)
     times = {True: 0.1, False: 0.1}
-    monkeypatch.setattr(plan, "measure_pace", lambda task, seconds: Pace(times[task.args.bf16], 0.0))
+    monkeypatch.setattr(plan, "measure_pace", lambda run, seconds: Pace(times[run.args.bf16], 0.0))
     facts = replace(PHOTOGRAPHS, has_bf16=True, has_validation=False)
     for slower, expected in ((True, None), (False, True)):
         times[slower], times[not slower] = 0.2, 0.1
-        assert planner.fit(planner.task, facts, 1.0, 32).get("bf16") is expected
+        assert planner.fit(run, facts, 1.0, 32).get("bf16") is expected
 
 
 def planner_of(kind: Any, command: list[str]) -> Planner:
-    return Planner(task_of(kind, command), given_arguments(kind.argument_types(), command), print)
+    run = run_of(kind, command)
+    return Planner(run.task, run.args, given_arguments(kind.argument_types(), command), print)
 
 
 @pytest.mark.parametrize(("minutes", "step"), [*itertools.product([1, 4, 60], [0.01, 0.1, 1.0])])
@@ -508,13 +513,12 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     assert re.search(said, train(command_of(data, tmp_path / "out", "--max_steps", "1", *TINY, *options)))
     places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
     places += ["--split", "validation", "--output_dir", str(tmp_path / "scores")]
-    evaluation, saved = plan_evaluation(evaluation_values(places))
+    planned = plan_evaluation(evaluation_values(places))
     if "no training image" not in said:
-        evaluation.make_evaluation_trainer(saved)
-        assert len(evaluation.loaded.splits["validation"]) == 6
+        assert len(open_evaluation(*planned).data.splits["validation"]) == 6
     else:  # without a held-out split, evaluation would use training images
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
-            evaluation.make_evaluation_trainer(saved)
+            open_evaluation(*planned)
 
 
 @pytest.mark.parametrize("reported", ["test", "val"])
@@ -524,14 +528,15 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, tmp_path: Pat
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
     load, source = partial(load_semantic_segmentation, str(data)), TaskArguments(dataset_name=str(data))
     loaded = load_targets(load, source, args)
-    assert (source.holds_out, source.train_val_split, "validation" in loaded.splits) == (False, 0, reported == "val")
+    division = Division(0.0, False if reported == "val" else None, False)
+    assert (loaded.division, "validation" in loaded.splits) == (division, reported == "val")
     if reported == "test":
         source.validation_as_test = True
         with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
             load_targets(load, source, args)
     source = TaskArguments(dataset_name=str(data))
     loaded, images = load_targets(load, source, args, needs_validation=1), load().splits
-    assert (source.holds_out, source.train_val_split) == (True, 0.1)
+    assert (loaded.division.holds_out, loaded.division.train_val_split) == (True, 0.1)
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
     # An evaluation that loads the recipe of the training run selects identical splits.
@@ -560,15 +565,14 @@ def probe_command(data: Path, backbone: Path, output: Path, *options: str) -> li
 
 def test_a_fresh_classifier_starts_as_the_probe(dull_photos: Path, backbone: Path, tmp_path: Path) -> None:
     command = probe_command(dull_photos, backbone, tmp_path / "out", "--probe_classifier", "true")
-    task = task_of(ImageClassification, command)
-    task.load_data()
-    model = task.make_trainer().model
+    run = build_run(opened_run(ImageClassification, command))
+    task, model, probe = run.task, run.trainer.model, run.probe.probe
     assert model.config.pooling == "cls_mean"
-    assert task.probe.accuracy > 0.8
-    torch.testing.assert_close(model.classifier.weight.double(), task.probe.weight, rtol=1e-5, atol=1e-6)
-    batches = task.plain_batches(model, task.make_processor(task.open_model()[1], model.config), 100, 8)
+    assert probe.accuracy > 0.8
+    torch.testing.assert_close(model.classifier.weight.double(), probe.weight, rtol=1e-5, atol=1e-6)
+    batches = plain_batches(task, model, run.trainer.processing_class, run.data, 100, 8)
     hits = [model.eval()(batch["pixel_values"]).logits.argmax(dim=1) == batch["labels"] for batch in batches]
-    assert torch.cat(hits).double().mean() >= task.probe.accuracy
+    assert torch.cat(hits).double().mean() >= probe.accuracy
 
 
 @pytest.mark.parametrize(
@@ -577,7 +581,7 @@ def test_a_fresh_classifier_starts_as_the_probe(dull_photos: Path, backbone: Pat
 def test_weights_between_probe_and_fine_tuned_model_are_saved(
     learning_rate: str, choice: str, dull_photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageClassification, "least_held_from", 40)
+    monkeypatch.setattr(ImageClassification, "min_images_to_hold_out", 40)
     options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
     report = train(probe_command(dull_photos, backbone, tmp_path / "out", *options))
     assert "are held out" in report
@@ -616,4 +620,4 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):
-        task_of(ImageClassification, command)
+        run_of(ImageClassification, command)

@@ -28,12 +28,15 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
+from hf_vit.runs import build_run
 from hf_vit.runs.model_card import describe_recipe
+from hf_vit.tasks import ImageClassification
+from hf_vit.tasks.base import plain_batches
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.common.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
-from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
 from hf_vit.tasks.common.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
+from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.regularization import REFUSED, BatchTransforms, ImageSizes, resize_batch, size_transforms
 
 from ..helpers.datasets import load_digits, write_class_folders
@@ -353,9 +356,9 @@ def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
 def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Path) -> None:
     data, whitening = write_colors(tmp_path / "colors"), ("--whiten_patches", "true")
     for options in ([], ["--streaming", "true", *A_FEW]):
-        task = make_task(data, tmp_path / "output", *whitening, *options)
-        trainer = task.make_trainer()
-        batches = task.plain_batches(trainer.model, trainer.processing_class, NUM_IMAGES)
+        run = build_run(make_task(data, tmp_path / "output", *whitening, *options))
+        trainer = run.trainer
+        batches = plain_batches(run.task, trainer.model, trainer.processing_class, run.data, NUM_IMAGES)
         inputs = torch.cat([batch["pixel_values"] for batch in batches])
         projection = trainer.model.base_model.embeddings.patch_embeddings.projection
         states = projection(inputs).flatten(2).mT.flatten(0, 1).detach()

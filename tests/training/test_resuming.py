@@ -26,9 +26,10 @@ from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, savable
 from hf_vit.options.resolve import build, resolve
 from hf_vit.outputs import free_folder, write_atomically
 from hf_vit.runs.run import words_of
+from hf_vit.tasks import TASKS, ImageClassification
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.semantic_segmentation import SemanticArguments
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, last_checkpoint, output_folder
+from hf_vit.training import HfViTTrainingArguments, last_checkpoint, output_folder
 from hf_vit.training.checkpoints import read_conditions, write_checksums
 from hf_vit.training.output_folder import OUTPUT_FILES, is_named, lock_output_folder, output_files
 
