@@ -11,8 +11,8 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
-from ..audit.audit import audit as run_audit
-from ..audit.selection import select as run_selection
+from ..auditing.audit import audit as run_audit
+from ..auditing.selection import select as run_selection
 from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
