@@ -147,7 +147,7 @@ def serve(*args: Any, **options: Any) -> None:
         hf-vit serve outputs/pets
         hf-vit serve outputs/pets outputs/rooms --host 0.0.0.0 --token "$TOKEN"
         hf-vit serve facebook/dinov2-small --port 8001
-        hf-vit serve user/pets-vit --space outputs/space
+        hf-vit serve outputs/pets --host 0.0.0.0 --allowed_hosts pets.example.com
     """
     serve_models(*args, **options)
 
