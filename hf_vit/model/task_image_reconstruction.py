@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, to_pair
@@ -139,16 +140,14 @@ class HfViTKlAutoencoder(nn.Module):
         mean, logvar = self.to_latents(levels[-1]).chunk(2, dim=-1)
         weight = self.shortcut.weight  # (p·q·C, Z)
         lengths = weight.square().sum(dim=0).clamp_min(1e-6)
-        with torch.autocast(
-            weight.device.type, enabled=False
-        ):  # autocast would round small differences between pixels
+        with maybe_autocast(weight.device.type, enabled=False):  # autocast would round small pixel differences
             projected = (patches.to(weight.dtype) - self.shortcut.bias) @ weight / lengths
         return projected + mean, logvar
 
     def decode(self, latents: Tensor, grid: Grid, padding: Tensor | None, attention_mask: Any) -> Tensor:
         """Maps latents (B, N, Z) to pixels (B, N, p·q·C)."""
         tokens = self.decoder.embedding(latents)
-        with torch.autocast(latents.device.type, enabled=False):
+        with maybe_autocast(latents.device.type, enabled=False):
             linear = self.shortcut(latents.to(self.shortcut.weight.dtype))
         return linear + self.decoder.decode(tokens[:, :0], tokens, grid, padding, attention_mask)
 
