@@ -28,7 +28,8 @@ from ..model.task_image_classification import HfViTForImageClassification, class
 from ..options.field import POSITIVE, SHARE, option
 from ..options.resolve import Options
 from .callbacks.state import StatefulCallback
-from .teacher import Teacher, make_teacher, match_classes, names_of, open_teacher
+from .models import names_of
+from .teacher import Teacher, make_teacher, match_classes, open_teacher
 
 
 ALPHA = 0.5  # default weight of the teacher's losses

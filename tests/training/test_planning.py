@@ -612,7 +612,12 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     save(HfViTForImageClassification(config), tmp_path / "classifier")
     assert "\nLinear probe: " in train(probe_command(dull_photos, tmp_path / "classifier", tmp_path / "out"))
     # There is no linear probe if training starts from a model with the same classes.
+    trained = HfViTForImageClassification.from_pretrained(tmp_path / "out")
     assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "out", tmp_path / "again"))
+    # The order of the classes does not matter.
+    trained.config.id2label = dict(enumerate([*trained.config.id2label.values()][::-1]))
+    save(trained, tmp_path / "reversed")
+    assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "reversed", tmp_path / "third"))
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):
         task_of(ImageClassification, command)
