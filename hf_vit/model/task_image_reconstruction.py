@@ -4,6 +4,8 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 tokens, D hidden size, E hidden size of the decoder, Z latents per patch.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,8 @@ LOGVAR_RANGE = -30.0, 20.0  # limits of log variances, as in diffusers
 class HfViTLatentDistribution:
     """Normal distribution of latents, with the methods of `DiagonalGaussianDistribution` in diffusers.
 
+    The attributes `std` and `var` are the standard deviations and variances (B, Z, h, w).
+
     Args:
         mean: Means (B, Z, h, w).
         logvar: Logarithms of the variances (B, Z, h, w); `None` for latents without noise.
@@ -42,6 +46,8 @@ class HfViTLatentDistribution:
     def __init__(self, mean: Tensor, logvar: Tensor | None = None) -> None:
         self.mean = mean
         self.logvar = None if logvar is None else logvar.clamp(*LOGVAR_RANGE)
+        self.std = torch.zeros_like(mean) if self.logvar is None else (0.5 * self.logvar).exp()
+        self.var = torch.zeros_like(mean) if self.logvar is None else self.logvar.exp()
 
     def mode(self) -> Tensor:
         """Returns the most likely latents (B, Z, h, w)."""
@@ -52,8 +58,8 @@ class HfViTLatentDistribution:
         if self.logvar is None:
             return self.mean
         device = self.mean.device if generator is None else generator.device
-        noise = torch.randn(self.mean.shape, generator=generator, device=device).to(self.mean)
-        return self.mean + (0.5 * self.logvar).exp() * noise
+        noise = torch.randn(self.mean.shape, generator=generator, device=device, dtype=self.mean.dtype)
+        return self.mean + self.std * noise.to(self.mean.device)
 
     def divergences(self) -> Tensor:
         """Returns the KL divergence (B, Z, h, w) of each latent from a standard normal distribution."""
@@ -61,6 +67,13 @@ class HfViTLatentDistribution:
             return torch.zeros_like(self.mean)
         mean, logvar = to_float32_or_higher(self.mean), to_float32_or_higher(self.logvar)
         return 0.5 * (mean.square() + logvar.exp() - 1 - logvar)
+
+    def nll(self, sample: Tensor, dims: Sequence[int] = (1, 2, 3)) -> Tensor:
+        """Returns the negative log-likelihood of latents (B, Z, h, w), summed over `dims`; 0 without noise."""
+        if self.logvar is None:
+            return torch.zeros_like(self.mean).sum(dim=dims)
+        mean, logvar, sample = map(to_float32_or_higher, (self.mean, self.logvar, sample))
+        return 0.5 * (math.log(2 * math.pi) + logvar + (sample - mean).square() / logvar.exp()).sum(dim=dims)
 
     def kl(self) -> Tensor:
         """Returns the KL divergence (B,) of each image, summed over latents."""
