@@ -38,7 +38,6 @@ from .errors import (
     CheckpointError,
     ExampleError,
     NotFiniteError,
-    NoUpdateError,
     Preempted,
     as_sentence,
     format_bytes,
@@ -71,7 +70,7 @@ def run(
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, values, stack, report, program)
-        with one_line_errors(NotFiniteError, NoUpdateError, OSError):
+        with one_line_errors(NotFiniteError, OSError):
             complete(training)
 
 
@@ -90,8 +89,7 @@ def train(
         The finished run with its scores. A dry run returns no scores and writes nothing.
 
     Raises:
-        ValueError: If an option, the data or the model is invalid, or no step changes the weights. No model is saved
-            in this case.
+        ValueError: If an option, the data or the model is invalid. No model is saved in this case.
         OSError: If a file is missing or cannot be written, or an example cannot be read.
         ImportError: If a package is missing.
         NotFiniteError: If the loss becomes infinite or NaN.
@@ -235,13 +233,11 @@ def complete(training: Training) -> None:
 
 def finish(training: Training) -> None:
     """Train a model, resuming from the checkpoint if there is one. Evaluate and save the model."""
-    task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
+    task, trainer, report = training.task, training.trainer, training.report
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
-    if not trainer.has_learned:
-        raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
     task.choose_inference(trainer)  # choose before saving, because the choice changes the saved model
     if task.choice:
         report(task.choice)

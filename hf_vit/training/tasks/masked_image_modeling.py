@@ -147,23 +147,21 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {
         # Training arguments of MAE
-        "learning_rate": 0.0,
+        "learning_rate": None,
         "adam_beta2": 0.95,
         "warmup_steps": 0.05,
         "metric_for_best_model": "loss",
     }
     argument_help: ClassVar[dict[str, str]] = {
-        "learning_rate": f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
+        "learning_rate": f"By default {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
     }
 
     options: MaskedImageArguments
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        args = self.args
-        if not args.learning_rate:
-            images = args.images_per_step
-            args.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
+        if vars(self.args)["learning_rate"] is None:
+            self.args.learning_rate = BASE_LEARNING_RATE * self.args.images_per_step / BASE_BATCH
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Return the evaluator."""
