@@ -5,7 +5,6 @@ tokens, D hidden size, E hidden size of the decoder, Z latents per patch.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ LOGVAR_RANGE = -30.0, 20.0  # limits of log variances, as in diffusers
 
 
 class HfViTLatentDistribution:
-    """Normal distribution of latents, with the methods of `DiagonalGaussianDistribution` in diffusers.
+    """Normal distribution of latents, like `DiagonalGaussianDistribution` in diffusers.
 
     The attributes `std` and `var` are the standard deviations and variances (B, Z, h, w).
 
@@ -68,7 +67,7 @@ class HfViTLatentDistribution:
         mean, logvar = to_float32_or_higher(self.mean), to_float32_or_higher(self.logvar)
         return 0.5 * (mean.square() + logvar.exp() - 1 - logvar)
 
-    def nll(self, sample: Tensor, dims: Sequence[int] = (1, 2, 3)) -> Tensor:
+    def nll(self, sample: Tensor, dims: tuple[int, ...] = (1, 2, 3)) -> Tensor:
         """Returns the negative log-likelihood of latents (B, Z, h, w), summed over `dims`; 0 without noise."""
         if self.logvar is None:
             return torch.zeros_like(self.mean).sum(dim=dims)
@@ -238,7 +237,7 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         `kwargs` may contain `output_attentions`, which uses eager attention.
 
         Returns:
-            A `HfViTLatentOutput`; its `latent_dist` has the methods `mode`, `sample` and `kl`.
+            A `HfViTLatentOutput`; its `latent_dist` has the methods `mode`, `sample`, `kl` and `nll`.
 
         Raises:
             ValueError: if the images do not fit the model; the message names valid values.
