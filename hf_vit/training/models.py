@@ -188,8 +188,9 @@ def tune(
     if has_new_order:
         order = [known.index(name) for name in names] if has_same_names(known, names) and not is_fresh else []
         weights = reorder_classes(weights, order)
+        if not left_out:  # otherwise, `open_with_options` has reported that the head is replaced
+            logger.warning(describe_new_classes(known, names, is_fresh))
         left_out += () if order else CLASS_WEIGHTS
-        logger.warning(describe_new_classes(known, names, is_fresh))
         loss = saved.get("segmentation_config") or {}
         if class_weights := loss.get("class_weights"):
             loss["class_weights"] = [class_weights[index] for index in order] or None
@@ -214,9 +215,12 @@ def names_of(model: PreTrainedModel) -> list[str]:
     return [model.config.id2label[index] for index in range(len(model.config.id2label))]
 
 
-def has_same_names(known: Iterable[str], names: Iterable[str]) -> bool:
-    """Return whether a model with the classes `known` has exactly the classes `names`, in any order."""
-    return sorted(known) == sorted(set(names))
+def has_same_names(known: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether a model with the classes `known` has exactly the classes `names`, in any order.
+
+    Lists with duplicate names are the same only in the same order.
+    """
+    return known == names or (sorted(known) == sorted(names) and len(set(names)) == len(names))
 
 
 def reorder_classes(weights: Mapping[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:

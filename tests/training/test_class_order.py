@@ -10,7 +10,7 @@ from torch import nn
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training.arguments import TaskArguments
-from hf_vit.training.models import load_model
+from hf_vit.training.models import has_same_names, load_model
 
 from ..helpers.models import TRAINING_CASES, pixels, save_model, small_config
 from ..helpers.references import draw_weights
@@ -111,6 +111,23 @@ def test_messages_state_what_happens_to_the_head(tmp_path: Path, caplog: pytest.
     )
     # Duplicate names cannot be matched.
     assert "1 of which are among" in message("classifier", ["class 0"] * 5)
+
+
+def test_a_replaced_head_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = save_trained(HfViTForSemanticSegmentation, tmp_path, segmentation_config={"head": "conv"})
+    given = {"config_overrides": {"segmentation_config": {"head": "linear"}}}
+    tuned = tune(model, tmp_path, [*model.config.label2id][::-1], **given)
+    assert [*tuned.config.label2id] == [*model.config.label2id][::-1]
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.training.models")
+    assert "does not match" in message
+    assert "is replaced by a new head" in message
+
+
+def test_duplicate_names_are_the_same_only_in_the_same_order() -> None:
+    assert has_same_names(["crane", "dog", "crane"], ["crane", "dog", "crane"])
+    assert has_same_names(["crane", "dog"], ["dog", "crane"])
+    assert not has_same_names(["crane", "dog", "crane"], ["dog", "crane", "crane"])
+    assert not has_same_names(["crane", "dog"], ["dog", "crane", "crane"])
 
 
 def test_a_saved_configuration_may_list_classes_in_any_order(tmp_path: Path) -> None:

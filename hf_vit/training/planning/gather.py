@@ -65,7 +65,7 @@ def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
     architecture = str((saved.get("architectures") or [""])[0])
     own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
     names = list(task.loaded.names) if "loaded" in vars(task) and task.defaults.probes else []
-    has_classes = not names or has_same_names((saved.get("id2label") or {}).values(), names)
+    has_classes = not names or has_same_names([*(saved.get("id2label") or {}).values()], names)
     has_head = has_classes and any(part in architecture for part in own_classes)
     return "head" if has_head else "backbone", architecture, saved
 
