@@ -282,7 +282,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
+        return str(import_module("hf_vit.runs.evaluate").task_of_model(model)) if is_help else ""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config.get("architectures") or ["ForImageClassification"]

@@ -169,7 +169,9 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     lora_dropout: float = lora_option(0.0, "Dropout rate of the inputs of LoRA updates.", SHARE_LEFT_OUT)
     lora_target_modules: list[str] = lora_option(
-        list(LORA_TARGETS), "Name endings of the linear layers with LoRA updates.", resume="fixed"
+        list(LORA_TARGETS),
+        "Name endings of the linear layers with LoRA updates. Query, key and value are one layer, attention.qkv.",
+        resume="fixed",
     )
 
     # Defaults for Vision Transformers. Values in tasks/common/defaults.yaml replace them, depending on task and data.

@@ -39,7 +39,6 @@ from ..training.errors import (
     CheckpointError,
     ExampleError,
     NotFiniteError,
-    NoUpdateError,
     Preempted,
     as_sentence,
     format_bytes,
@@ -73,7 +72,7 @@ def run(
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             prepared = prepare(task_class, values, stack, report, program)
-        with one_line_errors(NotFiniteError, NoUpdateError, OSError):
+        with one_line_errors(NotFiniteError, OSError):
             complete(prepared)
 
 
@@ -92,8 +91,7 @@ def train(
         The finished run with its scores. A dry run returns no scores and writes nothing.
 
     Raises:
-        ValueError: If an option, the data or the model is invalid, or no step changes the weights. No model is saved
-            in this case.
+        ValueError: If an option, the data or the model is invalid. No model is saved in this case.
         OSError: If a file is missing or cannot be written, or an example cannot be read.
         ImportError: If a package is missing.
         NotFiniteError: If the loss becomes infinite or NaN.
@@ -251,8 +249,6 @@ def finish(training: Training) -> None:
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, run.task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
-    if not trainer.has_learned:
-        raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
     choice = choose(run)  # choose before saving, because the choice changes the saved model
     if choice.text:
         report(choice.text)

@@ -149,20 +149,20 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {
         # Training arguments of MAE
-        "learning_rate": 0.0,
+        "learning_rate": None,
         "adam_beta2": 0.95,
         "warmup_steps": 0.05,
         "metric_for_best_model": "loss",
     }
     argument_help: ClassVar[dict[str, str]] = {
-        "learning_rate": f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
+        "learning_rate": f"By default {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
     }
 
     options: MaskedImageArguments
 
     def complete_arguments(self, args: HfViTTrainingArguments) -> None:
         """Set the learning rate of MAE, in proportion to the batch size."""
-        if not args.learning_rate:
+        if vars(args)["learning_rate"] is None:
             args.learning_rate = BASE_LEARNING_RATE * args.images_per_step / BASE_BATCH
 
     def make_evaluator(

@@ -25,7 +25,8 @@ from ..model.shared import to_float32_or_higher
 from ..model.task_image_classification import HfViTForImageClassification, classification_loss
 from ..tasks.common.distillation_arguments import ALPHA, TEMPERATURE, DistillationArguments
 from .callbacks.state import StatefulCallback
-from .teacher import Teacher, make_teacher, match_classes, names_of, open_teacher
+from .models import names_of
+from .teacher import Teacher, make_teacher, match_classes, open_teacher
 
 
 PROJECTION_NAME = "distillation.safetensors"  # checkpoint file with the projection, which is not part of the student

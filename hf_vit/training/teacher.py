@@ -315,11 +315,6 @@ def open_image_processor(
     return processor
 
 
-def names_of(model: PreTrainedModel) -> list[str]:
-    """Return the class names of a model in the order of its logits."""
-    return [model.config.id2label[index] for index in range(len(model.config.id2label))]
-
-
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
     """Return the index of each of `names` among the classes of a teacher; raise `ValueError` if the sets differ."""
     if list(known) == list(names):  # two equal lists of names may contain duplicates

@@ -128,8 +128,8 @@ from pathlib import Path
 from accelerate import PartialState
 from hf_vit.data import datasets
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.load_data import load_targets
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.load_data import load_targets
 from hf_vit.tasks.image_classification import open_labeled
 
 opened = []

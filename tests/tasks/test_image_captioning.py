@@ -179,6 +179,27 @@ def test_metrics_count_all_captions_of_an_image() -> None:
     assert metric.compute()["rouge_l"] == pytest.approx((1 + 2 / 9) / 2)
 
 
+def test_bleu_does_not_depend_on_the_order_of_captions() -> None:
+    """Of captions that are equally close in length, sacreBLEU compares the shorter one with the generated caption."""
+    short, long = "a dog runs on grass", "a brown dog runs fast on grass"
+    scores = list[float]()
+    for captions in ([short, long], [long, short]):
+        metric = CaptionMetric()
+        metric.update([metric.record("a dog runs on grass .", {"captions": captions})])
+        scores.append(metric.compute()["bleu_4"])
+    # The generated caption is longer than the shorter caption, so that there is no brevity penalty.
+    precisions = 5 / 6 * 4 / 5 * 3 / 4 * 2 / 3
+    assert scores == pytest.approx([precisions**0.25] * 2)
+
+
+def test_captions_without_latin_letters_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    for text, is_named in (("Ein großer Hund.", False), ("一只狗在草地上奔跑", True)):
+        metric = CaptionMetric()
+        metric.update([metric.record(text, {"captions": ["A dog.", text]})])
+        assert metric.compute()["rouge_l"] == pytest.approx(float(not is_named))
+        assert (f"1 captions have no letters a to z and no digits, such as {text!r}" in caplog.text) is is_named
+
+
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
     saved = ["--model_name_or_path", str(workplace / "trained"), "--vocab_size", "300"]
     overrides = ["--config_overrides", json.dumps({"caption_config": {"hidden_size": 30, "num_attention_heads": 4}})]

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from hf_vit import HfViTForImageReconstruction, HfViTImageProcessor
 from hf_vit.evaluation.reconstruction import ReconstructedImage, ReconstructionMetric
+from hf_vit.model.task_image_reconstruction import HfViTLatentDistribution
 from hf_vit.runs import build_run
 from hf_vit.tasks.base import plain_batches
 from hf_vit.tasks.image_reconstruction import ImageReconstruction
@@ -114,18 +116,52 @@ def test_a_batch_is_overfitted(options: dict[str, Any]) -> None:
     assert loss < 0.2 * images.var()
 
 
+def ssim_inside(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the SSIM of two images (C, H, W) in [0, 1], averaged over the windows inside the images."""
+
+    def blur(values: np.ndarray) -> np.ndarray:
+        return gaussian_filter(values.astype(np.float64), (0, 1.5, 1.5), truncate=3.5)[:, 5:-5, 5:-5]
+
+    means, squares = [blur(one) for one in (first, second)], [blur(one * one) for one in (first, second)]
+    variances = [square - mean**2 for square, mean in zip(squares, means, strict=True)]
+    covariance = blur(first * second) - means[0] * means[1]
+    luminance = (2 * means[0] * means[1] + 0.01**2) / (means[0] ** 2 + means[1] ** 2 + 0.01**2)
+    return float((luminance * (2 * covariance + 0.03**2) / (sum(variances) + 0.03**2)).mean())
+
+
 def test_scores_are_those_of_their_formulas() -> None:
-    """Compare PSNR with its formula. SSIM is 1 for equal images, and NaN for images smaller than its window."""
+    """Compare PSNR and SSIM with their formulas. SSIM is NaN for images smaller than its window."""
     image = torch.rand(3, 16, 16)
     changed = (image + 0.1 * torch.randn_like(image)).clamp(0, 1)
     metric = ReconstructionMetric()
     psnr, ssim = metric.record(ReconstructedImage(image, changed, []), None)
     assert psnr == pytest.approx(-10 * np.log10(float((image - changed).square().mean())), rel=1e-5)
-    assert 0 < ssim < 1
+    assert ssim == pytest.approx(ssim_inside(image.numpy(), changed.numpy()), abs=1e-5)
     metric.update([(psnr, ssim), metric.record(ReconstructedImage(image[:, :8], changed[:, :8], []), None)])
     scores = metric.compute()
     assert scores["ssim"] == ssim  # the image that is smaller than the window has no SSIM
     assert metric.record(ReconstructedImage(image, image, []), None)[1] == pytest.approx(1)
+
+
+def test_latents_have_the_statistics_of_their_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, logvar, sample = torch.randn(3, 2, 4, 3, 5, generator=generator, dtype=torch.float64)
+    latents = HfViTLatentDistribution(mean, logvar)
+    normal = torch.distributions.Normal(mean, (0.5 * logvar).exp())
+    torch.testing.assert_close((latents.std, latents.var), (normal.stddev, normal.variance))
+    standard = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+    torch.testing.assert_close(latents.kl(), torch.distributions.kl_divergence(normal, standard).sum(dim=(1, 2, 3)))
+    torch.testing.assert_close(latents.nll(sample), -normal.log_prob(sample).sum(dim=(1, 2, 3)))
+    torch.testing.assert_close(latents.nll(sample, dims=(2, 3)), -normal.log_prob(sample).sum(dim=(2, 3)))
+    # Noise has the precision of the means.
+    drawn = latents.sample(torch.Generator().manual_seed(1))
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(drawn, mean + noise * normal.stddev, rtol=1e-12, atol=0)
+    fixed = HfViTLatentDistribution(mean)
+    assert torch.equal(fixed.std, torch.zeros_like(mean))
+    assert torch.equal(fixed.var, torch.zeros_like(mean))
+    assert torch.equal(fixed.nll(sample), torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(fixed.sample(), mean)
 
 
 def arguments_of(data: Path | str, output_dir: Path, *options: str, **head: Any) -> list[str]:

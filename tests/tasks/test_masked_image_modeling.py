@@ -219,6 +219,8 @@ def test_flags_set_the_objective_and_batches_the_learning_rate(workplace: Path, 
 
     assert rate("--per_device_train_batch_size", "128", "--gradient_accumulation_steps", "4") == pytest.approx(3e-4)
     assert rate("--learning_rate", "1e-2") == 1e-2
+    with pytest.raises(ValueError, match=r"learning_rate=0\.0 must be more than 0"):
+        rate("--learning_rate", "0")
 
 
 def test_data_are_named_without_private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,7 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"lr_scheduler_type": "steep"}, "lr_scheduler_type='steep' must be one of linear, cosine"),
         ({"log_level": "loud"}, "log_level='loud' is unknown. Choose one of"),
         ({"image_size": -8}, "image_size=-8 must be at least 1"),
+        ({"learning_rate": 0}, r"learning_rate=0\.0 must be more than 0"),
         ({"image_size": (32, -8)}, r"image_size=\(32, -8\) must be at least 1"),
         ({"learning_rat": 1}, r"Unknown option learning_rat\. Did you mean learning_rate"),
         ({"lr": 1}, r"Unknown option lr\. Did you mean learning_rate\?"),

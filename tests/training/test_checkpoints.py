@@ -460,8 +460,8 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 
 
 def test_the_best_model_is_that_of_a_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # With a learning rate of 0, the weights never change, so no evaluation is better than the first.
-    options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 2}
+    # With a negligible learning rate, the weights never change, so no evaluation is better than the first.
+    options = {**EVERY_STEP, **BEST, "learning_rate": 1e-30, "save_total_limit": 2}
     folder = tmp_path / "after"
     digits_trainer(tmp_path / "before", max_steps=3, **options).train()
     (tmp_path / "before").rename(folder)
@@ -535,9 +535,9 @@ def test_command_names_an_image_that_becomes_unreadable(
 
 
 def trainer_in(folder: Path, **options: Any) -> HfViTTrainer:
-    """Return a trainer with a learning rate of 0, so that no evaluation is better than the first."""
+    """Return a trainer with a negligible learning rate, so that no evaluation is better than the first."""
     epochs = {"num_train_epochs": 9, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": None}
-    return regularized_trainer(folder, 8, **{"learning_rate": 0.0, **epochs, **options})
+    return regularized_trainer(folder, 8, **{"learning_rate": 1e-30, **epochs, **options})
 
 
 def test_resuming_restores_patience_and_early_stopping(tmp_path: Path) -> None:

@@ -158,11 +158,11 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
 
 def test_accepted_changes_apply_and_are_recorded(begun: Path) -> None:
     exchange(begun / "photos")
-    changes = ("--learning_rate", "0", "--weight_decay", "0")
+    changes = ("--learning_rate", "1e-30", "--weight_decay", "0")
     train(*LAST, "--resume_with_changes", "true", *changes)
     assert weights() == weights("output/checkpoint-2")
     card = Path("output/README.md").read_text()
-    assert "from step 2 on: learning_rate: 0.001 then, 0.0 now; " in card
+    assert "from step 2 on: learning_rate: 0.001 then, 1e-30 now; " in card
     (change,) = read_conditions("output/checkpoint-4")["changes"]
     assert "contents of train: " in change
     assert change in card

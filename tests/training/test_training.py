@@ -15,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction, Trainer, TrainingArguments, default_data_collator
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import DIGITS_INFO, AugmentedDataset, ImageClassificationCollator, hold_out, load_digits_dataset
@@ -123,6 +123,20 @@ def test_collator_makes_the_batch_that_the_model_takes_and_only_normalizes_tenso
     batch = ImageClassificationCollator(processor)([{"image": image, "label": 0}] * 2)
     expected = (image.float() / 255 - 0.5) / 0.5
     torch.testing.assert_close(batch["pixel_values"], expected.expand(2, 1, 28, 28))
+
+
+def test_columns_that_a_collator_reads_are_kept(tmp_path: Path) -> None:
+    """The default of `TrainingArguments` removes columns that are not arguments of the model, such as `image`."""
+    digits, model = load_digits()["train"].select(range(4)), HfViTForImageClassification(MODEL)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, disable_tqdm=True)
+    collator = ImageClassificationCollator(HfViTImageProcessor.for_model(MODEL))
+    trainer = HfViTTrainer(model, args, train_dataset=digits, eval_dataset=digits, data_collator=collator)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    # Other collators may rely on the removal of columns.
+    other = TrainingArguments(str(tmp_path), use_cpu=True)
+    assert HfViTTrainer(model, other, train_dataset=digits, data_collator=default_data_collator).args is other
+    assert other.remove_unused_columns
 
 
 def test_loader_moves_the_augmentation_from_epoch_to_epoch(tmp_path: Path) -> None:

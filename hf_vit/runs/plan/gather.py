@@ -14,7 +14,7 @@ from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments, usable_cores
 from ...tasks.base import Task
 from ...tasks.common.facts import Facts, Start
-from ...tasks.common.models import plan_config, read_config_of
+from ...tasks.common.models import has_same_names, plan_config, read_config_of
 from ...training.optimizer import is_fast_in_bf16
 
 
@@ -65,7 +65,7 @@ def find_start(task: Task, classes: Sequence[str] = ()) -> tuple[Start, str, dic
     architecture = str((saved.get("architectures") or [""])[0])
     own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
     names = list(classes) if task.defaults.probes else []
-    has_classes = not names or list((saved.get("id2label") or {}).values()) == names
+    has_classes = not names or has_same_names([*(saved.get("id2label") or {}).values()], names)
     has_head = has_classes and any(part in architecture for part in own_classes)
     return "head" if has_head else "backbone", architecture, saved
 

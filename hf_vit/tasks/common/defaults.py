@@ -344,7 +344,7 @@ def choose(
         **({"bf16": True} if facts.has_bf16 else {}),
         **({"dataloader_num_workers": 1} if facts.spare_cores else {}),
     }
-    chosen = {name: value for name, value in chosen.items() if not is_settled(name, given)}
+    chosen = {name: value for name, value in chosen.items() if value is not None and not is_settled(name, given)}
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size

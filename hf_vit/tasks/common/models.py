@@ -33,7 +33,8 @@ Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 HeadOptions = Mapping[str, Mapping[str, Any]]
 # Prefixes of the names of head weights
 HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
-# Head weights with one entry per class. If the classes change, only these head weights are initialized anew.
+# Head weights with one row per class, and hidden layers of classifiers. If the classes change, only these head weights
+# are initialized anew.
 CLASS_WEIGHTS = (
     "classifier.",
     ".class_tokens",
@@ -62,7 +63,8 @@ def load_model(
 ) -> tuple[Model, BaseImageProcessor]:
     """Return the model to train, either a saved model of any class or a new model, and its image processor.
 
-    If the classes of a saved model differ from `names`, the weights with one entry per class are initialized anew.
+    If a saved model has the classes `names` in another order, the rows of its head are reordered. If it has other
+    classes, all weights with one row per class are initialized anew.
     `facts` are head options determined by the data, and `fresh` are options of new heads. Options in `args` take
     precedence over `facts`, `fresh` and `use_distillation_token`.
     """
@@ -178,25 +180,28 @@ def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
 def tune(
     model_class: type[Model], args: TaskArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
-    """Return a saved model and its image processor. If classes change, their weights are initialized anew."""
+    """Return a saved model for the classes `names`, and its image processor; see `load_model`."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
     model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
-    known = list(model.config.id2label.values())
-    if names and known != names:
-        saved_head = "has no head" if is_fresh else f"has other classes ({shorten(known)})"
-        logger.warning(f"The saved model {saved_head}. A new head is added for {shorten(names)}.")
-        left_out += CLASS_WEIGHTS
+    known, weights, saved = names_of(model), model.state_dict(), model.config.to_dict()
+    has_new_order = bool(names) and known != names
+    if has_new_order:
+        order = [known.index(name) for name in names] if has_same_names(known, names) and not is_fresh else []
+        weights = reorder_classes(weights, order)
+        if not left_out:  # otherwise, `open_with_options` has reported that the head is replaced
+            logger.warning(describe_new_classes(known, names, is_fresh))
+        left_out += () if order else CLASS_WEIGHTS
+        loss = saved.get("segmentation_config") or {}
+        if class_weights := loss.get("class_weights"):
+            loss["class_weights"] = [class_weights[index] for index in order] or None
     if is_fresh and fresh:
         facts, left_out = join_options(fresh, facts), HEADS
-    if left_out or facts:
-        saved = model.config.to_dict()
+    if has_new_order or left_out or facts:
         fields = {**saved, **join_options(saved, facts, overrides), **name_labels(names)}
         # Pass the attention implementation, because it is not a saved field.
         config = HfViTConfig.from_dict(fields, attn_implementation=model.config._attn_implementation)
-        weights = {
-            name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
-        }
+        weights = {name: weight for name, weight in weights.items() if not any(part in name for part in left_out)}
         with without_load_report():
             model = model_class.from_pretrained(None, config=config, state_dict=weights)
     channels, patch = model.config.num_channels, model.config.patch_size
@@ -204,6 +209,50 @@ def tune(
     head = find_head_of(model_class, read_config_of(args.model_name_or_path))
     located: dict[str, Any] = {} if head is None else {"head": head}
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides, **located)
+
+
+def names_of(model: PreTrainedModel) -> list[str]:
+    """Return the class names of a model in the order of its logits."""
+    return [model.config.id2label[index] for index in range(len(model.config.id2label))]
+
+
+def has_same_names(known: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether a model with the classes `known` has exactly the classes `names`, in any order.
+
+    Lists with duplicate names are the same only in the same order.
+    """
+    return known == names or (sorted(known) == sorted(names) and len(set(names)) == len(names))
+
+
+def reorder_classes(weights: Mapping[str, Tensor], order: Sequence[int]) -> dict[str, Tensor]:
+    """Return weights in which row i of a class is the previous row `order[i]`; a last row for no object stays last."""
+
+    def reorder(name: str, weight: Tensor) -> Tensor:
+        layers, _, number = name.rpartition(".")[0].rpartition(".layers.")
+        is_hidden = number.isdecimal() and f"{layers}.layers.{int(number) + 1}.weight" in weights
+        if is_hidden or not any(part in name for part in CLASS_WEIGHTS):
+            return weight
+        dim = 1 if name.endswith(".class_tokens") else 0
+        rows = [*order, *range(len(order), weight.shape[dim])]
+        return weight.index_select(dim, torch.tensor(rows, device=weight.device))
+
+    return {name: reorder(name, weight) for name, weight in weights.items()}
+
+
+def describe_new_classes(known: Sequence[str], names: Sequence[str], is_fresh: bool) -> str:
+    """Return a message about a saved model with the classes `known`, which is trained on the classes `names`.
+
+    If `is_fresh` is set, the saved model has no head.
+    """
+    if is_fresh:
+        return f"The saved model has no head. A new head is added for {shorten(names)}."
+    if has_same_names(known, names):
+        return "The saved model has the classes of the data in another order. Its head is reordered by class name."
+    return (
+        f"The saved model has other classes ({shorten(known)}), {len({*known} & {*names})} of which are among the "
+        f"{len(names)} classes of the data ({shorten(names)}). The weights of all classes are initialized anew, "
+        "because the scores of trained and new classes would not be comparable."
+    )
 
 
 @contextmanager
@@ -242,7 +291,7 @@ def open_with_options(
     allowed = {"ignore_mismatched_sizes": True} if options else {}
     model, info = load_with_info(model_class, name_or_path, {**overrides, **allowed})
     check_trained(model, name_or_path)
-    of_own_head = {name for name, _ in model.named_parameters() if name.startswith(HEADS)}
+    of_own_head = {name for name, _ in model.named_parameters() if name.startswith((*HEADS, "classifier."))}
     is_fresh = of_own_head <= set(info["missing_keys"])
     if not options:
         return model, (), is_fresh
