@@ -122,7 +122,7 @@ def _contents(rows: Dataset, indices: Sequence[int]) -> Iterator[str]:
             yield from threads.map(_checksum, chain.from_iterable(zip(*batch.values(), strict=True)))
 
 
-def _checksum(image: dict[str, Any] | None) -> str:
+def _checksum(image: Mapping[str, Any] | None) -> str:
     if image is None:
         return ""
     if image["bytes"] is not None:

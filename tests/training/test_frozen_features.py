@@ -226,6 +226,14 @@ def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tm
     assert sorted(len(list(folder.glob("*.arrow"))) for folder in cache.iterdir()) == [2, 3]
 
 
+def test_windows_have_features_of_their_own(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DROPOUT, "window_size", 2)
+    for layers in ([0], [1]):
+        monkeypatch.setitem(DROPOUT, "global_attention_layers", layers)
+        train_digits(tmp_path, max_steps=1)
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_path: Path) -> None:
     exact, _ = train_digits(tmp_path / "exact")
     half, reported = train_digits(tmp_path / "half", cache_dtype="float16")

@@ -54,8 +54,8 @@ PROBED = 4  # number of images that are encoded to determine the required featur
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
 MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
 # Fields of the configuration that do not influence features
-NOT_FEATURES = ("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type", "out_indices")
-NOT_FEATURES += ("out_features", "stage_names")
+NOT_FEATURES = {"_name_or_path", "architectures", "dtype", "transformers_version", "problem_type"}
+NOT_FEATURES |= {"out_features", "out_indices", "stage_names"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
