@@ -304,9 +304,11 @@ def to_bool(text: str) -> bool:
 
 def to_mapping(text: str) -> dict[str, Any]:
     """Convert a JSON object to a dict."""
+    from .data.formats.files import parse_json  # imported lazily, because help pages need no datasets
+
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parse_json(text)
+    except ValueError as error:
         content = f"invalid JSON: {error}"
     if not isinstance(content, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object ({content}). Use the form '{{\"name\": 1}}'")

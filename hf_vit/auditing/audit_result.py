@@ -17,7 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, co
 from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
-from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.loaders.unlabeled_images import CLASS, class_names_of
 from ..outputs import write_atomically
 from .image_checks import join_images, open_picture
 
@@ -81,7 +81,7 @@ class Audit:
         self.images = [
             AuditedImage(file, split, label)
             for split, rows in self.splits.items()
-            for file, label in zip(rows["file"][:], _class_names(rows), strict=True)
+            for file, label in zip(rows["file"][:], class_names_of(rows), strict=True)
         ]
 
     def open(self, number: int) -> Image.Image | None:
@@ -115,14 +115,6 @@ class Audit:
         is_bad = np.any([self.found[kind] for kind in REMOVED if kind in self.found], axis=0)
         is_train = np.array([image.split == "train" for image in self.images])
         return ~(self.found["broken"] | (is_train & is_bad))
-
-
-def _class_names(rows: Dataset) -> list[str | None]:
-    """Return the class name of each image, None if it is unknown."""
-    if CLASS not in rows.column_names:
-        return [None] * len(rows)
-    names = rows.features[CLASS].names
-    return [None if number == NO_CLASS else names[number] for number in rows[CLASS][:]]
 
 
 def write_page(audit: Audit, file: Path) -> None:

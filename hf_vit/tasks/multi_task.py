@@ -1,6 +1,7 @@
 """Several heads on one backbone: options, data and report of each head."""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..model.nested_options import HfViTMultiTaskConfig
 from ..model.task_configurations import TASK_CONFIGS
 from ..model.task_multi_task import HfViTForMultiTask
 from ..options.field import option
+from ..options.names import with_underscores
 from ..options.resolve import build
 from ..options.training_arguments import HfViTTrainingArguments
 from .base import Task
@@ -76,7 +78,8 @@ class MultiTaskArguments(TaskArguments):
             )
         if nested := sorted(TASK_CONFIGS.keys() & (self.config_overrides or {}).keys()):
             raise ValueError(f"config_overrides contains {nested[0]}. Set it in the config_overrides of a head.")
-        self.heads = {name.replace("-", "_"): read_head(name, head) for name, head in self.tasks.items()}
+        names = with_underscores({name: name for name in self.tasks})
+        self.heads = {name: read_head(str(given), self.tasks[given]) for name, given in names.items()}
         self.dataset_name = ",".join(self.sources)
         super().__post_init__()
 
@@ -91,9 +94,10 @@ def read_head(name: str, given: Any) -> dict[str, Any]:
     given = {"data": given} if isinstance(given, str) else given
     if not isinstance(given, Mapping):
         raise ValueError(f"tasks: {name} is {given!r}, not a mapping of options. Set at least its data.")
+    given = with_underscores(given)
     if twice := sorted(given.keys() & {*SHARED}):
         raise ValueError(f"tasks: {name} has {twice[0]}, which all heads share. Set it outside of tasks.")
-    head = {**OWN, **{key.replace("-", "_"): value for key, value in given.items()}}
+    head = {**OWN, **given}
     head["task"] = str(head["task"] or name).replace("_", "-")
     head["dataset_name"] = head.pop("data", head.get("dataset_name"))
     if head["task"] not in KINDS:
@@ -101,8 +105,9 @@ def read_head(name: str, given: Any) -> dict[str, Any]:
     if not head["dataset_name"]:
         raise ValueError(f"tasks: {name} has no data. Set data to a folder, or to a name on the Hub.")
     for key in ("weight", "share"):
-        if not isinstance(head[key], int | float) or not head[key] > 0:
-            raise ValueError(f"tasks: {name} has the {key} {head[key]!r}. Set it to a positive number.")
+        value = head[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"tasks: {name} has the {key} {value!r}. Set it to a positive number.")
     return head
 
 

@@ -98,6 +98,7 @@ OURS = [
     ("--preset giant", "no preset 'giant' | small"),
     ("--image_size 30", "30 is not a multiple of the patch"),
     ("--config_overrides patch_size=8", "is not a JSON object"),
+    ('--config_overrides {"patch_size":8,"patch_size":16}', "'patch_size' occurs 2 times"),
     ('--config_overrides {"patches":8}', "no field patches"),
     ('--config_overrides {"hidden_size":63}', "hidden_size=63"),
     ('--config_overrides {"hidden_size":"63"}', "hidden_size | '63'"),
@@ -163,8 +164,30 @@ TEACHERS = [
 ]
 
 
+def recipe(text: str) -> Callable[[Path], list[str]]:
+    """Return a function that writes a recipe of several heads, whose data are in FOLDER."""
+
+    def make(folder: Path) -> list[str]:
+        options = with_folder("FOLDER/tasks.yaml", "--use_cpu", "--output_dir", "FOLDER/output")(folder)
+        (folder / "tasks.yaml").write_text(f"tasks:\n{text}".replace("FOLDER", str(folder)))
+        return options
+
+    return make
+
+
+HEAD = "{task: image-classification, data: FOLDER/data"
+RECIPES = [
+    ("head-named-twice", recipe(f"  pets: {HEAD}}}\n  pets: {HEAD}}}\n"), "tasks.yaml, line 3 | 'pets' occurs twice"),
+    ("head-named-alike", recipe(f"  my-pets: {HEAD}}}\n  my_pets: {HEAD}}}\n"), "'my-pets' and 'my_pets'"),
+    ("infinite-weight", recipe(f"  pets: {HEAD}, weight: .inf}}\n"), "pets has the weight inf"),
+    ("true-weight", recipe(f"  pets: {HEAD}, weight: true}}\n"), "pets has the weight True"),
+    ("option-named-twice", recipe(f"  pets: {HEAD}, weight: 1, weight: 2}}\n"), "line 2 | 'weight' occurs twice"),
+]
+
+
 @parametrize(
     [
+        *rows(script("train multi-task"), SystemExit, RECIPES),
         *(row for task, table in TRAININGS.items() for row in training_rows(task, table)),
         *rows(script("train image-classification"), SystemExit, TEACHERS),
     ]

@@ -90,6 +90,9 @@ def test_processes_share_the_cores_of_their_job(monkeypatch: pytest.MonkeyPatch)
         ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
         ("classification_loss: hinge", "classification_loss='hinge' must be one of cross_entropy, bce"),
         ("seed: [1", r"recipe\.yaml is neither YAML nor JSON"),
+        ("seed: 1\nuse_cpu: true\nseed: 2\n", r"recipe\.yaml, line 3: the key 'seed' occurs twice"),
+        ('{"config_overrides": {"hidden_size": 8, "hidden_size": 16}}', "'hidden_size' occurs twice"),
+        ("max_steps: 1\nmax-steps: 2\n", "'max_steps' and 'max-steps' are the same name"),
     ],
 )
 def test_mistakes_in_files_are_explained(content: str, message: str, tmp_path: Path) -> None:
