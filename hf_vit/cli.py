@@ -288,7 +288,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
+        return str(import_module("hf_vit.runs.evaluate").task_of_model(model)) if is_help else ""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config.get("architectures") or ["ForImageClassification"]
@@ -310,9 +310,11 @@ def to_bool(text: str) -> bool:
 
 def to_mapping(text: str) -> dict[str, Any]:
     """Convert a JSON object to a dict."""
+    from .data.formats.files import parse_json  # imported lazily, because help pages need no datasets
+
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parse_json(text)
+    except ValueError as error:
         content = f"invalid JSON: {error}"
     if not isinstance(content, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object ({content}). Use the form '{{\"name\": 1}}'")
@@ -398,7 +400,7 @@ def page_text(name: str, page: Page, description: str | None, has_all: bool) -> 
             parts.append("\n".join([f"{title}:", *rows]))
     if is_short:
         parts.append(f"Defaults marked (chosen) depend on the data. --help all lists all {len(options)} options.")
-    elif name.startswith("train "):
+    elif is_training(page):
         parts.append(TRAINING_NOTE)
     return "\n\n".join(parts)
 
@@ -417,7 +419,7 @@ def row(option: Option, page: Page, is_short: bool) -> str:
     flag = name.upper() if is_word else ", ".join([f"--{name}", *ALIASES.get(name, [])])
     flag = f"  {' '.join([flag, *([] if is_word else takes(option))])}"
     short = ["chosen"] if option.get("chosen") else default_notes(option)
-    notes = list(short if is_short else all_notes(option))
+    notes = list(short if is_short else all_notes(option, page))
     ending = [f"({'; '.join(notes)})"] if notes else []
     text = " ".join([(is_short and option.get("brief")) or option.get("help", ""), *ending])
     lines = [" " * COLUMN + line for line in textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)]
@@ -444,8 +446,8 @@ def default_notes(option: Option) -> Iterator[str]:
         yield f"default: {' '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
-def all_notes(option: Option) -> Iterator[str]:
-    """Yield choices, range, default and resume rule of an option for the page of all options."""
+def all_notes(option: Option, page: Page) -> Iterator[str]:
+    """Yield choices, range, default and, for training, the resume rule of an option for the page of all options."""
     choices = list(map(str, option.get("choices", ())))
     if len("|".join(choices)) > MOST_CHOICES:
         yield ", ".join(choices)
@@ -453,4 +455,9 @@ def all_notes(option: Option) -> Iterator[str]:
         yield str(module("options/field.py")["Range"](*option["range"])).removeprefix("be ").removeprefix("lie ")
     yield from default_notes(option)
     yield from ["chosen"] if option.get("chosen") else []
-    yield from [f"resume: {option['resume']}"] if "resume" in option else []
+    yield from [f"resume: {option['resume']}"] if "resume" in option and is_training(page) else []
+
+
+def is_training(page: Page) -> bool:
+    """Return whether a page lists the options of a training run."""
+    return bool(page["call"].endswith(":train"))

@@ -28,8 +28,9 @@ from hf_vit.commands import generate, info
 from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
-from hf_vit.training import TASKS, HfViTTrainingArguments
-from hf_vit.training.run import command_line, words_of
+from hf_vit.runs.run import command_line, words_of
+from hf_vit.tasks import TASKS
+from hf_vit.training import HfViTTrainingArguments
 
 from .helpers.datasets import write_class_folders
 from .helpers.fresh import ROOT, run_with_package
@@ -80,6 +81,7 @@ def test_short_and_long_help(task: str, capsys: pytest.CaptureFixture[str], monk
     assert "--adam_epsilon" in of_library
     assert listed(short) <= listed(ours)
     assert listed(of_library) <= {option.name for option in fields(TrainingArguments)}
+    assert "resume: free" not in help_of(capsys, "features", "extract", "--help", "all")
     entries = dict(re.findall(r"^  --(\w+)(.*\n(?: {34}.*\n)*)", long, flags=re.MULTILINE))
     for option in cli.load_page(f"train {task}")["options"].values():
         entry = " ".join(entries[option["name"]].split())

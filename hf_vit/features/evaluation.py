@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, retrieval_average_precision
-from ..evaluation.probe import fit_probe
 from .files import FeatureSplit
+from .probe import fit_probe
 
 
 # Maps a metric to the title and the number format of its column in the printed table

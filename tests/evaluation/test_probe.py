@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from hf_vit.evaluation.probe import fit_probe
+from hf_vit.features.probe import fit_probe
 
 
 WEIGHTS = [0.2, 1.0, 4.0]

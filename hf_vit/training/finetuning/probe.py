@@ -9,22 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...evaluation.probe import Probe
+from ...features.probe import Probe
 from ...model.task_image_classification import HfViTForImageClassification
-from ..arguments import ClassificationArguments
 
 
 MOST_IMAGES = 20_000  # maximum number of images for a probe; more images hardly improve a linear classifier
-LEAST_COMPARED = 400  # with at least this many training images, 10% are held out to compare probe and model
-
-
-def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Configure a new classifier of a saved model to use the CLS token and the mean patch token as features."""
-    config = model.config
-    is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
-    if is_plain and "pooling" not in args.overrides():
-        config.pooling = "cls_mean"
-        model.reset_classifier(config.num_labels)
 
 
 @torch.no_grad()
