@@ -24,8 +24,8 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.shared import to_float32_or_higher
 from ..model.task_image_classification import HfViTForImageClassification, classification_loss
 from ..tasks.common.distillation_arguments import ALPHA, TEMPERATURE, DistillationArguments
+from ..tasks.common.models import names_of
 from .callbacks.state import StatefulCallback
-from .models import names_of
 from .teacher import Teacher, make_teacher, match_classes, open_teacher
 
 
