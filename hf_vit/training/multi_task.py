@@ -90,7 +90,8 @@ class MultiTaskTrainer(HfViTTrainer):
 
     train_dataset: Any  # a `MultiTaskDataset`
 
-    def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, weights: LossWeights, parts: Mapping[str, Any], **kwargs: Any) -> None:
+        self.parts = dict(parts)
         super().__init__(*args, **kwargs)
         self.weights = weights
         self.stored: dict[str, FrozenFeatures] = {}  # stored features of each head

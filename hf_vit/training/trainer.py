@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import datasets
@@ -121,13 +120,13 @@ class HfViTTrainer(Trainer):
     control: TrainerControl
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
     push_in_progress: PushInProgress | None
+    parts: Mapping[str, Any] = {}  # trainers that evaluate the heads of a multi-task model, by name
 
     def __init__(
         self,
         *args: Any,
         distillation: Distillation | None = None,
         batch_transforms: Sequence[BatchTransform] = (),
-        parts: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         """Initialize the trainer with the arguments of `transformers.Trainer`.
@@ -136,7 +135,6 @@ class HfViTTrainer(Trainer):
             *args: Arguments of `transformers.Trainer`.
             distillation: Teacher and distillation loss, if any.
             batch_transforms: Transforms of training batches, applied in this order after transforms of the image size.
-            parts: Trainers that evaluate the heads of a multi-task model, by name.
             **kwargs: Arguments of `transformers.Trainer`.
 
         Raises:
@@ -169,12 +167,10 @@ class HfViTTrainer(Trainer):
         self.conditions: dict[str, Any] = {}  # training conditions in checkpoints, set by the module `run`
         self._hidden: dict[str, Any] = {}  # original values of arguments that are temporarily replaced
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
-        self._resumed_step = 0
         self.lengths: dict[int, int] = {}  # total numbers of steps, by the step of each change; see `planned_step`
-        self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
+        self._resumed_step = self.most_steps = 0  # `most_steps`: maximum total number of steps, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
         self.lr_factors: dict[str, float] = {}  # see `make_parameter_groups`
-        self.parts = parts
         self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of all stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
