@@ -30,7 +30,7 @@ from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..outputs import write_atomically
-from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
+from .callbacks.ema import AverageWeights, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
@@ -53,7 +53,7 @@ from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_J
 from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
 from .streams import StreamPosition, read_own_shards
-from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
+from .training_arguments import check_optimization, count_decay_steps, training_options_of
 
 
 logger = logging.get_logger(__name__)
@@ -87,8 +87,7 @@ class HfViTTrainer(Trainer):
 
     *Optimizers*, configured by `HfViTTrainingArguments`. Weight decay only applies to matrices of linear layers and
     convolutions. The logged learning rate does not include the factors of single layers. Frozen parts run in
-    evaluation mode: without dropout and stochastic depth, and with fixed batch norm statistics. With a schedule-free
-    optimizer, the averaged weights are evaluated and saved.
+    evaluation mode: without dropout and stochastic depth, and with fixed batch norm statistics.
 
     *Averaged weights* (EMA), if `ema_decay` is set. Each evaluation scores both the model and the averaged weights.
     The scores of the averaged weights have names such as `eval_ema_accuracy`. The folder `ema` in the folder of a
@@ -206,8 +205,6 @@ class HfViTTrainer(Trainer):
             self.add_callback(self.distillation)
         if isinstance(self.train_dataset, AugmentedStream):
             self.add_callback(StreamPosition())
-        if self.args.optim in SCHEDULE_FREE:
-            self.add_callback(LastAverage())
         self.new_options = NewOptions()
         if self.options.resume_with_changes:
             self.add_callback(self.new_options)
@@ -411,9 +408,6 @@ class HfViTTrainer(Trainer):
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
-        if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["warmup_steps"] = num_warmup_steps  # transformers would treat a fraction as a number of steps
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
             num_decay_steps = count_decay_steps(self.options.decay_steps, num_training_steps, num_warmup_steps)
@@ -509,8 +503,6 @@ class HfViTTrainer(Trainer):
         is_checkpoint = _internal_call and output_dir is not None and self.is_in_train
         if is_checkpoint:
             self._start_checkpoint(folder)
-        if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
-            self.optimizer.eval()
         with self.averaged_threshold():
             for callback in self.stateful_callbacks:
                 if is_checkpoint or callback.is_published:

@@ -47,11 +47,6 @@ from ..options.resolve import convert_all
 MAX_WORKERS = 8  # default limit of worker processes
 MINUTES = Range(0.01)
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
-SCHEDULE_FREE = (
-    OptimizerNames.SCHEDULE_FREE_ADAMW,
-    OptimizerNames.SCHEDULE_FREE_RADAM,
-    OptimizerNames.SCHEDULE_FREE_SGD,
-)
 # Names of the linear layers of attention and of plain and gated MLPs in all models of this package
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
@@ -157,12 +152,6 @@ class HfViTTrainingArguments(TrainingArguments):
         None,
         "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last "
         "height must equal that of image_size. Training steps with small images are several times as fast.",
-        COUNT,
-    )
-    multi_scale_sizes: list[int] | None = sizes_option(
-        None,
-        "Heights in pixels, such as 24 32 40, from which one is drawn for every training batch. Heights above "
-        "image_size upscale the images.",
         COUNT,
     )
 
@@ -280,16 +269,6 @@ class HfViTTrainingArguments(TrainingArguments):
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
                 "Remove one of the two options."
             )
-        if self.progressive_sizes and self.multi_scale_sizes:
-            raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both set "
-                "the size of training images. Remove one of them."
-            )
-        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
-            raise ValueError(
-                f"optim={self.optim.value} already averages the weights, so ema_decay={self.ema_decay} would average "
-                "them twice. Remove one of the two options."
-            )
         if self.lora_rank is not None:
             check_packages("lora_rank", "peft", extra="peft")
 
@@ -335,10 +314,9 @@ def check_optimization(args: TrainingArguments) -> None:
             f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Remove one of the two "
             "options."
         )
-    if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
+    if args.optim.value.startswith("schedule_free"):  # checkpoints would contain weights that are not averaged
         raise ValueError(
-            f"optim={args.optim.value} includes warm-up and needs no schedule, but "
-            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value}. Use --lr_scheduler_type constant."
+            f"optim={args.optim.value} is not supported. Use the default optimizer with --ema_decay 0.999."
         )
 
 

@@ -220,7 +220,7 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Remove mixup"),
+        ({"progressive_sizes": [16, 28]}, "Remove mixup"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:

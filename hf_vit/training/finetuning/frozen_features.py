@@ -436,8 +436,8 @@ def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) 
             rows, TargetDataset | Dataset
         ),
         "a teacher needs the images. Remove cached_views or the teacher": trainer.distillation is not None,
-        "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate, progressive_sizes "
-        "and multi_scale_sizes": bool(changing),
+        "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate and "
+        "progressive_sizes": bool(changing),
         "multi_scale changes the image size of each batch. Set --multi_scale false": is_multi_scale,
         "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
         "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
