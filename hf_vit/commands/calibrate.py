@@ -65,14 +65,14 @@ def calibrate(
     given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
     with TemporaryDirectory() as folder:
         task, trainer, _ = prepare_evaluation({**given, "split": split, "output_dir": folder})
-        trainer.eval_dataset = task.loaded.examples(split)
-        if not trainer.calibrate(trainer.eval_dataset):
+        examples = task.loaded.examples(split)
+        if not trainer.calibrate(examples):
             raise ValueError(
                 f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
                 f"than {LEAST_FITTED}. Use more images."
             )
         if task.chooses_threshold:
-            trainer.choose_threshold()
+            trainer.choose_threshold(examples)
         task.complete_calibration(trainer)
         fitted = trainer.plain_model.calibration
         tested, tester, name = prepare_evaluation({**given, "output_dir": folder})

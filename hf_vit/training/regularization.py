@@ -59,7 +59,7 @@ class BatchTransforms:
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
-        self.transforms = transforms
+        self.transforms = list(transforms)
         self.seed = seed
         self._last = (-1, 0)
 

@@ -30,7 +30,7 @@ from ..options.recipe import RECIPE_NAME, recipe_of, recipe_text, savable_values
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs, write_atomically
 from .arguments import split_sources
-from .callbacks.state import StepReport
+from .callbacks.state import Conditions, StepReport
 from .checkpoints import on_first_process
 from .conditions import describe_arguments, find_changes, find_conditions
 from .distillation import check_projection
@@ -155,7 +155,7 @@ def prepare(
     set_seed(args.seed)
     trainer = task.make_trainer()
     conditions = on_first_process(args, lambda: find_conditions(task, described, checkpoint))
-    trainer.conditions, trainer.report = {**conditions, "chosen": chosen}, report
+    trainer.add_callback(Conditions({**conditions, "chosen": chosen}))
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
@@ -239,6 +239,8 @@ def finish(training: Training) -> None:
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
+    if args.cached_views:
+        trainer.open_features(report=report)
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")

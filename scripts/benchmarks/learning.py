@@ -36,6 +36,7 @@ from hf_vit.model.task_depth_estimation import depth_loss
 from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.options.recipe import read_recipe
 from hf_vit.training.publishing.report import evaluation_split
+from hf_vit.training.trainer import replaced
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
@@ -399,8 +400,8 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         peer = MAKE_PEER[args.task](trainer.model) if name is None else OPEN_PEER[args.task](trainer.model, name)
         peer.to(trainer.args.device)
         steps = train_model(peer, trainer, rate, seconds, args.steps)
-        trainer.model = trainer.model_wrapped = peer
-        scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
+        with replaced(trainer, model=peer, model_wrapped=peer):
+            scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
     size = sum(weight.numel() for weight in peer.parameters())
     return {**scores, "steps": steps, "parameters": size}
 

@@ -263,7 +263,8 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
 def storing(**kwargs: Any) -> HfViTTrainer:
     """Return a Trainer that stores frozen features in the output folder."""
     trainer = HfViTTrainer(**kwargs)
-    trainer.feature_folder = Path(trainer.args.output_dir) / "features"
+    if trainer.options.cached_views:
+        trainer.open_features(folder=Path(trainer.args.output_dir) / "features")
     return trainer
 
 

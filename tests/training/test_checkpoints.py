@@ -442,9 +442,9 @@ def test_old_checkpoints_are_deleted_by_step_after_the_new_checksums(tmp_path: P
         return {folder.name.removeprefix("checkpoint-") for folder in tmp_path.glob("checkpoint-*")}
 
     class ClockThatJumps(HfViTTrainer):
-        def _seal(self, checkpoint: Path) -> None:
+        def seal_checkpoint(self, checkpoint: Path) -> None:
             seen.append(checkpoints())
-            super()._seal(checkpoint)
+            super().seal_checkpoint(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
     # A damaged checkpoint with a higher step number must not be removed.

@@ -142,7 +142,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 

@@ -49,9 +49,11 @@ class LoadStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # `HfViTTrainer.train` sets the attributes `callbacks` and `checkpoint`.
-        self.callbacks: Sequence[StatefulCallback] = ()
-        self.checkpoint: Path | None = None  # the checkpoint to resume from
+        self.start(None, ())
+
+    def start(self, checkpoint: Path | None, callbacks: Sequence[StatefulCallback]) -> None:
+        """Set the callbacks of a training run, and the checkpoint to resume from, if any."""
+        self.checkpoint, self.callbacks = checkpoint, callbacks
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is None:
@@ -87,16 +89,22 @@ class LoadStates(TrainerCallback):
             callback.load_state(checkpoint)
 
 
-class NewOptions(TrainerCallback):
-    """Set the optimizer options of this run again, after a loaded checkpoint has replaced them with saved options.
+class Conditions(TrainerCallback):
+    """Training conditions (options and data of a run), which `HfViTTrainer` saves in checkpoints."""
 
-    Args:
-        options: Options of each parameter group, such as `lr` (before the schedule), `weight_decay` and `betas`;
-            recorded when the optimizer is created.
-    """
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+
+class NewOptions(TrainerCallback):
+    """Set the optimizer options of this run again, after a loaded checkpoint has replaced them with saved options."""
 
     def __init__(self) -> None:
         self.options: list[dict[str, Any]] = []
+
+    def record(self, options: list[dict[str, Any]]) -> None:
+        """Record the options of each group of a new optimizer: `lr` (before the schedule), `weight_decay`, `betas`."""
+        self.options = options
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if state.global_step == 0:

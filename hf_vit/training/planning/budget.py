@@ -7,7 +7,7 @@ a small model learns more in many steps than a large model in few steps.
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,16 +187,12 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
-        if args.cached_views and trainer.parts:
-            raise ValueError("cached_views of a multi-task model needs a given number of steps. Set --max_steps.")
         if args.cached_views:
-            examples: Any = trainer.train_dataset.dataset
-            few = examples.select(range(min(TIMED_IMAGES, len(examples))))
-            trainer.train_dataset, trainer.feature_folder = replace(trainer.train_dataset, dataset=few), Path(folder)
+            trainer.open_features(TIMED_IMAGES, report=lambda _: None, folder=Path(folder))
         trainer.train()
         pace = Pace(times.step(), time_evaluation(task, trainer))
         if trainer.features is not None:
-            count = args.cached_views * len(trainer.train_dataset)
+            count = args.cached_views * len(trainer.features.dataset)
             pace = pace._replace(view=trainer.features.seconds / count, view_bytes=trainer.features.size // count)
     return on_first_process(args, lambda: pace)
 

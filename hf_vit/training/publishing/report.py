@@ -141,10 +141,7 @@ def score_split(
     metric.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
-    trainer.predictions = []
-    metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    lines, trainer.predictions = trainer.predictions, None
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
+    scores, lines = trainer.score(examples, split)
     pictures = {evaluator.caption: f"{split}_examples.png"} if evaluator.caption else {}
     for picture in pictures.values():
         draw_examples(trainer, examples, folder / picture)

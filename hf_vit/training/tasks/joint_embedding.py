@@ -362,7 +362,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
             self.args.check_combinations()
         trainer = super().make_trainer_of(model, processor)
         if is_taught:
-            trainer.batch_transforms.transforms = [*trainer.batch_transforms.transforms, Teach(trainer)]
+            trainer.add_batch_transform(Teach(trainer))
         return trainer
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:

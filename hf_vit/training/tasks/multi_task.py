@@ -245,7 +245,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 raise ValueError(f"tasks: {name} has an option that changes batches or losses. Remove it.")
         heads = self.options.heads
         first = trainers[min(trainers)]
-        trainer = MultiTaskTrainer(
+        return MultiTaskTrainer(
             model=combined,
             args=self.args,
             train_dataset=MultiTaskDataset(
@@ -266,14 +266,17 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
                 {name: float(heads[name]["weight"]) for name in trainers}, self.options.loss_weighting == "scaled"
             ),
             parts=trainers,
+            lr_factors=self.lr_factors(),
         )
+
+    def lr_factors(self) -> dict[str, float]:
+        """Return learning rate factors by prefix of parameter names."""
+        probed = (name for name, part in self.heads.items() if isinstance(part, ImageClassification) and part.probe)
+        factors = {f"heads.{name}.": PROBED_RATE / TUNED_RATE for name in probed}
         if self.options.model_name_or_path is not None:
             # The steps of all heads together move a trained backbone about as far as the steps of one model.
-            trainer.lr_factors["model."] = 1 / len(trainers)
-        for name, part in self.heads.items():
-            if isinstance(part, ImageClassification) and part.probe is not None:
-                trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
-        return trainer
+            factors["model."] = 1 / len(self.heads)
+        return factors
 
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Raise `ValueError`, because each head has its own evaluator."""
@@ -282,7 +285,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
     def choose_inference(self, trainer: Any) -> None:
         """Calibrate each head, choose its score threshold, and store the options of the heads in the model."""
         for name, part in self.heads.items():
-            trainer.parts[name].state.global_step = trainer.state.global_step
+            trainer.parts[name].follow(trainer.state)
             # Interpolating a probe would change the shared weights.
             choosing = Task if isinstance(part, ImageClassification) else type(part)
             choosing.choose_inference(part, trainer.parts[name])
