@@ -21,7 +21,8 @@ from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
 from .optimizer import find_backbone
 from .output_folder import AVERAGE_FOLDER
-from .trainer import HfViTTrainer, replaced
+from .streams import replaced
+from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6

@@ -13,7 +13,7 @@ from torch import nn
 from ..model.task_multi_task import COUNTING
 from ..outputs import write_atomically
 from .callbacks.state import StatefulCallback
-from .finetuning.frozen_features import MODEL_INPUTS, STATES, FrozenFeatures, check_cache
+from .finetuning.frozen_features import MODEL_INPUTS, STATES
 from .optimizer import find_backbone
 from .trainer import HfViTTrainer
 
@@ -98,37 +98,19 @@ class MultiTaskTrainer(HfViTTrainer):
     def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights = weights
-        self.stored: dict[str, FrozenFeatures] = {}  # stored features of each head
         self.losses: dict[str, list[torch.Tensor]] = {}  # losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
 
-    def check_features(self) -> None:
-        """Raise `ValueError` if the training of a head cannot read stored features."""
-        for part in self.parts.values():
-            check_cache(
-                *(part.plain_model, part.train_dataset, part.data_collator),
-                frozen=self.frozen,
-                args=self.args,
-                has_teacher=part.distillation is not None,
-                is_sharded=self.is_fsdp_enabled or self.is_deepspeed_enabled,
-            )
+    def feature_sources(self) -> dict[str, tuple[Any, Any, Any, Any]]:
+        """Return model, training images, collator and loss function of each head, by name."""
+        own = {name: (part.plain_model, part.train_dataset, part.data_collator) for name, part in self.parts.items()}
+        return {name: (*each, partial(self.head_loss, each[0])) for name, each in own.items()}
 
     def open_features(self, most_images: int | None = None, **options: Any) -> None:
-        """Compute the features of the training images of each head, or open those that are already stored.
-
-        Raises:
-            ValueError: If `most_images` is given.
-        """
-        if self.stored:
-            return
-        if most_images is not None:
-            raise ValueError("cached_views of a multi-task model needs a given number of steps. Set --max_steps.")
-        options |= {"frozen": self.frozen, "args": self.args, "accelerator": self.accelerator}
-        for name, part in self.parts.items():
-            own = part.plain_model, part.train_dataset, part.data_collator
-            self.stored[name] = FrozenFeatures(*own, partial(self.head_loss, part.plain_model), **options)
+        """Compute the features of the training images of each head, or open those that are already stored."""
+        super().open_features(most_images, **options)
         datasets = {name: features.dataset for name, features in self.stored.items()}
         self.train_dataset = replace(self.train_dataset, parts=datasets)
         self.data_collator = MultiTaskCollator({name: features.collator for name, features in self.stored.items()})
@@ -156,7 +138,6 @@ class MultiTaskTrainer(HfViTTrainer):
         """Run a training step, and record its head and loss."""
         (head,) = inputs["heads"]
         self.weights.start_step(head)
-        self.features = self.stored.get(head)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.losses.setdefault(head, []).append(loss)
         return loss

@@ -45,7 +45,7 @@ class BatchTransform(Protocol):
     """Transform of a training batch."""
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the transformed batch. `progress` is the share of finished training steps, in [0, 1).
+        """Return the transformed batch. `progress` is the share of the run that is done, in [0, 1).
 
         Random numbers are drawn from torch's default generator.
         """
@@ -63,14 +63,14 @@ class BatchTransforms:
         self.seed = seed
         self._last = (-1, 0)
 
-    def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-        """Return a transformed batch of step number `step` of `num_steps`. Pass the batches of a step in order."""
+    def __call__(self, batch: dict[str, Any], step: int, progress: float) -> dict[str, Any]:
+        """Return a transformed batch of a step. Pass the batches of a step in order."""
         last_step, place = self._last
         place = place + 1 if step == last_step else 0
         self._last = step, place
         with seeded(self.seed, step, place):
             for transform in self.transforms:
-                batch = transform(batch, step / num_steps)
+                batch = transform(batch, progress)
         return batch
 
 

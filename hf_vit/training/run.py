@@ -30,6 +30,7 @@ from ..options.recipe import RECIPE_NAME, recipe_of, recipe_text, savable_values
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs, write_atomically
 from .arguments import split_sources
+from .callbacks.progress import SCHEDULE
 from .callbacks.state import Conditions, StepReport
 from .checkpoints import on_first_process
 from .conditions import describe_arguments, find_changes, find_conditions
@@ -48,7 +49,7 @@ from .errors import (
 from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
 from .output_folder import checkpoint_to_resume, evaluation_files, lock_output_folder
-from .planning.keep_budget import KeepBudget, LengthChanges
+from .planning.keep_budget import TimeLimit
 from .planning.plan import Planner, warn_of_few_steps
 from .tasks import TASKS
 from .tasks.base import EVALUATED, EvaluationArguments, Task, file_name
@@ -57,7 +58,6 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-TOLD_CHANGE = 0.1  # minimum relative change of the number of steps that is reported
 # Maximum number of values that an optimizer stores per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
 NOT_REPEATED = {"dataset_name", "max_eval_samples"}  # data options that an evaluation does not read from a recipe
@@ -236,8 +236,12 @@ def complete(training: Training) -> None:
 def finish(training: Training) -> None:
     """Train a model, resuming from the checkpoint if there is one. Evaluate and save the model."""
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
-    follow_budget(training)
-    if training.planner.budget is None and trainer.is_world_process_zero():
+    planner = training.planner
+    if planner.budget is not None and not trainer.is_deepspeed_enabled:  # DeepSpeed creates the schedule
+        limit = TimeLimit(*planner.budget, planner.start)
+        trainer.add_callback(limit)
+        trainer.progress.limit(limit.left)
+    if planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
     if args.cached_views:
         trainer.open_features(report=report)
@@ -249,6 +253,9 @@ def finish(training: Training) -> None:
         report(task.choice)
     trainer.save_model(_internal_call=True)  # upload after the report, which a failed upload would prevent
     trainer.save_state()
+    if trainer.is_world_process_zero() and trainer.progress.end is not None:
+        recorded = {"max_steps": trainer.progress.end, "recorded_schedule": SCHEDULE}
+        write_recipe(args, planner.recipe(trainer.conditions["chosen"]) | recorded)
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
         trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
@@ -259,30 +266,6 @@ def finish(training: Training) -> None:
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in training.scores}
             report(f"Averaged weights: {joined(averaged)}")
         report(f"The model, its scores and its card: {task.args.output_dir}")
-
-
-def follow_budget(training: Training) -> None:
-    """Adapt the number of steps to the measured time. Resumed and repeated runs repeat the recorded changes.
-
-    With DeepSpeed, the number of steps does not change, because DeepSpeed creates the schedule.
-    """
-    trainer, planner = training.trainer, training.planner
-    if planner.budget is None or trainer.is_deepspeed_enabled:
-        trainer.add_callback(LengthChanges(trainer, training.checkpoint))
-        return
-    planned = report_lines = trainer.args.max_steps
-
-    def changed(steps: int) -> None:
-        nonlocal report_lines
-        chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
-        trainer.conditions["chosen"] = chosen
-        if trainer.is_world_process_zero():
-            write_recipe(trainer.args, planner.recipe(chosen))
-        if abs(steps - report_lines) > TOLD_CHANGE * report_lines:
-            report_lines = steps
-            training.report(f"Steps: {steps:,} instead of the planned {planned:,}, given the measured time per step.")
-
-    trainer.add_callback(KeepBudget(trainer, *planner.budget, changed))
 
 
 def joined(scores: dict[str, float]) -> str:

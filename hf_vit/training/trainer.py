@@ -2,69 +2,52 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import SchedulerType, TrainerControl
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
-from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
-from ..outputs import write_atomically
 from .callbacks.ema import AverageWeights, WeightAverage
-from .callbacks.preemption import SafeStop, WorkerStart
-from .callbacks.state import Conditions, DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
+from .callbacks.preemption import SafeStop
+from .callbacks.progress import FollowsProgress, RunProgress
+from .callbacks.state import Conditions, DatasetEpoch, LoadStates, NewOptions, StatefulCallback
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .checkpoints import (
-    CONDITIONS,
     delete_older,
     on_first_process,
-    read_conditions,
     read_state,
     resolve_checkpoint,
     stopped_early_at,
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
-from .finetuning.frozen_features import FrozenFeatures, check_cache
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
-from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
+from .optimizer import Muon, decayed_parameter_names, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, TRAINING_ARGS_JSON
 from .publishing.uploads import DRAFT, SafeUploads
 from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
-from .streams import StreamPosition, read_own_shards
+from .streams import ExactLoaders, StreamPosition, replaced
 from .training_arguments import check_optimization, count_decay_steps, training_options_of
 
 
 logger = logging.get_logger(__name__)
 
 
-@contextmanager
-def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Context manager that temporarily replaces attributes of an object."""
-    before = {name: vars(target)[name] for name in values}
-    vars(target).update(values)
-    try:
-        yield
-    finally:
-        vars(target).update(before)
-
-
-class HfViTTrainer(SafeUploads):
+class HfViTTrainer(SafeUploads, ExactLoaders):
     """`transformers.Trainer` with recipes for Vision Transformers, exact resume and safe uploads.
 
     *Exact.* Several processes draw the same images of an `AugmentedDataset` as a single process, and read separate
@@ -152,10 +135,8 @@ class HfViTTrainer(SafeUploads):
         self._hidden: dict[str, Any] = {}  # original values of arguments that are temporarily replaced
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
-        self.lengths: dict[int, int] = {}  # total numbers of steps, by the step of each change; see `planned_step`
         self.has_learned = False  # whether any step had a learning rate above 0
-        self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
-        self.features: FrozenFeatures | None = None  # stored features that replace training images
+        self.stored = {}
         self.parts, self.lr_factors = parts, lr_factors
         if self.options.cached_views:
             self.check_features()
@@ -183,10 +164,11 @@ class HfViTTrainer(SafeUploads):
             self.check_weights_are_open(f"ema_decay={self.options.ema_decay}")
             self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
-        self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
+        self.safe_stop, self.throughput, self.bars = SafeStop(), Throughput(), TrainingProgress()
         if self.pop_callback(ProgressCallback) is not None:  # missing in notebooks or with disable_tqdm
-            self.add_callback(self.progress)
-        for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
+            self.add_callback(self.bars)
+        self.progress = RunProgress(self.options.recorded_schedule, self.args.max_steps)
+        for callback in (self.progress, DatasetEpoch(), self.throughput):
             self.add_callback(callback)
         if self.distillation is not None:
             self.add_callback(self.distillation)
@@ -218,12 +200,6 @@ class HfViTTrainer(SafeUploads):
         """Training conditions, which are saved in checkpoints; empty without a callback `Conditions`."""
         found = (one.values for one in self.callback_handler.callbacks if isinstance(one, Conditions))
         return next(found, {})
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of training in seconds, including the time before a resume."""
-        # transformers replaces the callback when training resumes.
-        return next(clock.seconds for clock in self.callback_handler.callbacks if isinstance(clock, TrainingClock))
 
     @property
     def average(self) -> WeightAverage | None:
@@ -261,6 +237,9 @@ class HfViTTrainer(SafeUploads):
         """
         checkpoint = self._choose_checkpoint(resume_from_checkpoint)
         self.load_states.start(checkpoint, self.stateful_callbacks)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, FollowsProgress):
+                callback.follow(self.progress)
         if self.options.cached_views:
             self.open_features()
         teaching = nullcontext() if self.distillation is None else self.distillation.attached(self.model)
@@ -272,34 +251,8 @@ class HfViTTrainer(SafeUploads):
                 if planned > 0:  # transformers computes the throughput from the planned number of steps
                     output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
-            self.progress.close()
+            self.bars.close()
         return output
-
-    def check_features(self) -> None:
-        """Raise `ValueError` if training cannot read stored features."""
-        check_cache(
-            *(self.plain_model, self.train_dataset, self.data_collator),
-            frozen=self.frozen,
-            args=self.args,
-            transforms=self.batch_transforms.transforms,
-            has_teacher=self.distillation is not None,
-            is_sharded=self.is_fsdp_enabled or self.is_deepspeed_enabled,
-        )
-
-    def open_features(self, most_images: int | None = None, **options: Any) -> None:
-        """Compute the features of the training images, or open those that are already stored, unless they are open.
-
-        Args:
-            most_images: Maximum number of training images, None for all.
-            **options: The arguments `report` and `folder` of `FrozenFeatures`.
-        """
-        if self.features is None:
-            dataset: Any = self.train_dataset
-            if most_images is not None:
-                dataset = replace(dataset, dataset=dataset.dataset.select(range(min(most_images, len(dataset)))))
-            compute_loss = partial(self.compute_loss, self.model)
-            options |= {"frozen": self.frozen, "args": self.args, "accelerator": self.accelerator}
-            self.features = FrozenFeatures(self.plain_model, dataset, self.data_collator, compute_loss, **options)
 
     def add_batch_transform(self, transform: BatchTransform) -> None:
         """Apply a transform to training batches, after all others."""
@@ -307,28 +260,28 @@ class HfViTTrainer(SafeUploads):
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
         """Return the checkpoint to resume from, and record its step."""
-        self._resumed_step, self.lengths, self.has_learned = 0, {}, False
+        self._resumed_step, self.has_learned = 0, False
         checkpoint = on_first_process(self.args, lambda: resolve_checkpoint(wanted, self.args.output_dir))
+        self.progress.restore(checkpoint)
         if checkpoint is None:
             return None
         check_adapter(self.model, checkpoint)
         state = read_state(checkpoint)
         if (step := stopped_early_at(state)) is not None:
             logger.warning(f"Early stopping has ended this run at step {step}. Training does not continue.")
-            self.args.max_steps = step
+            self.progress.finish(step)
         self._resumed_step, self.has_learned = int(state["global_step"]), True
-        known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
-        self.lengths = {int(step): length for step, length in known.items()}
         return checkpoint
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the numbers of epochs, steps and examples, without remaining epochs if a finished run is resumed."""
-        num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
-        if self._resumed_step >= others[-1]:  # the run had reached its total number of steps
+        num_epochs, steps_per_epoch, *others, given = super().set_initial_training_values(*args, **kwargs)
+        num_steps = self.progress.count_steps(given, self._resumed_step)
+        if self._resumed_step >= num_steps:  # the run had reached its total number of steps
             num_epochs = self._resumed_step // steps_per_epoch
-        elif self.most_steps:  # the end of the run is defined in steps, not in epochs
-            num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
-        return num_epochs, steps_per_epoch, *others
+        elif self.progress.is_timed:  # the run ends after its time, and not after a number of epochs
+            num_epochs = sys.maxsize
+        return num_epochs, steps_per_epoch, *others, num_steps
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -357,15 +310,17 @@ class HfViTTrainer(SafeUploads):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run a training step on a batch after applying the batch transforms."""
-        inputs = self.batch_transforms(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
+        step = self.state.global_step
+        inputs = self.batch_transforms(self._prepare_inputs(inputs), step, self.progress.share(step))
         if "pixel_values" in inputs:
             images = inputs["pixel_values"]  # (B, C, H, W), or several views per image (B, G, C, H, W)
             count, (height, width) = len(images), images.shape[-2:]
-            is_counted = best_flops(self.args) is not None and self.features is None
+            is_counted = best_flops(self.args) is not None and not self.stored
             flops = training_flops(self.plain_model, height, width) if is_counted else 0
             self.throughput.count(count, count * flops)
         self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
-        with nullcontext() if self.features is None else self.features.serving(inputs):
+        features = self.stored.get(next(iter(inputs.get("heads", [""]))))
+        with nullcontext() if features is None else features.serving(inputs):
             loss = super().training_step(model, inputs, *args, **kwargs)
         self.safe_stop.add_loss(loss)
         return loss
@@ -422,10 +377,8 @@ class HfViTTrainer(SafeUploads):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the schedule. If a resumed run changes its number of steps, the remaining steps complete it."""
-        if [*self.lengths.values()][-1:] != [num_training_steps]:
-            self.lengths[self._resumed_step] = num_training_steps
-        num_training_steps = self.lengths[0]
+        """Create the schedule, which follows the progress of the run."""
+        num_training_steps = self.progress.plan(num_training_steps, self._resumed_step)
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
@@ -433,60 +386,8 @@ class HfViTTrainer(SafeUploads):
             options = {**options, "num_decay_steps": num_decay_steps}
         with replaced(self.args, lr_scheduler_kwargs=options):
             scheduler = super().create_scheduler(num_training_steps, optimizer)
-        follow_lengths(scheduler, self.lengths)
+        self.progress.follow(scheduler)
         return scheduler
-
-    # Data
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the training data loader, with repeated augmentation or separate shards of a stream."""
-        features = self.features
-        read = {} if features is None else {"train_dataset": features.dataset, "data_collator": features.collator}
-        with replaced(self, **read):
-            loader = self._guard(super().get_train_dataloader())
-            sampler = training_sampler(self.args, self.train_dataset)
-        if sampler is not None:
-            loader.set_sampler(sampler)
-        stream = self.train_dataset
-        is_shared = isinstance(stream, AugmentedStream) and stream.shard_by_process
-        return read_own_shards(loader, self.args) if is_shared else loader
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the evaluation data loader.
-
-        With persistent workers, transformers would reuse the loader of the first dataset for other datasets.
-        """
-        if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
-            with self._evaluating_all_images():
-                return self._guard(super().get_eval_dataloader(eval_dataset))
-        return self.get_test_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the data loader for an evaluation of `test_dataset`."""
-        with self._evaluating_all_images():
-            return self._guard(super().get_test_dataloader(test_dataset))
-
-    def evaluation_collator(self) -> Any:
-        """Return the collator for evaluations."""
-        return self.data_collator
-
-    @contextmanager
-    def _evaluating_all_images(self) -> Iterator[None]:
-        """Context manager within which evaluation loaders are created, so that they do not drop the last batch."""
-        with replaced(self.args, dataloader_drop_last=False), replaced(self, data_collator=self.evaluation_collator()):
-            yield
-
-    def _guard(self, loader: Any) -> Any:
-        """Set a separate random generator for a new loader, and make its workers ignore signals.
-
-        A loader with workers draws a random seed: with persistent workers once, and again after a resume. If the seed
-        were drawn from the global generator, dropout would differ in a resumed run.
-        """
-        base = loader.base_dataloader
-        if not isinstance(base.worker_init_fn, WorkerStart):
-            base.generator = torch.Generator().manual_seed(self.args.seed)
-            base.worker_init_fn = WorkerStart(self.safe_stop.signals.is_training, base.worker_init_fn)
-        return loader
 
     # Evaluation
 
@@ -557,8 +458,6 @@ class HfViTTrainer(SafeUploads):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
-            write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
         self.accelerator.wait_for_everyone()  # other processes must not write to the folder earlier
 
     def _check_numbers(self) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -202,9 +202,10 @@ class HfViTTrainingArguments(TrainingArguments):
         resume="free",
         private=True,
     )
-    length_changes: list[str] | None = option(
+    recorded_schedule: str | None = option(
         None,
-        "Changes of the number of steps, such as 143:812, as recorded in recipe.yaml for runs with a time budget.",
+        "File schedule.json of a run with a time budget, whose steps and learning rates are repeated; a path in a "
+        "recipe is relative to the recipe.",
         resume="free",
     )
     # After a resume, early stopping and the measurement of the wall time continue from their saved states.
@@ -229,7 +230,6 @@ class HfViTTrainingArguments(TrainingArguments):
         if isinstance(self.report_to, str):
             self.report_to = Names(split_names(self.report_to))
         check_library(self)
-        parse_changes(self.length_changes)
         # On a CPU, transformers allows bfloat16 and several processes only on request.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
@@ -285,7 +285,7 @@ class TrainerArguments(HfViTTrainingArguments):
     choose_defaults: bool | None = field(default=None, init=False)
     early_stopping_patience: int | None = field(default=None, init=False)
     dry_run: bool = field(default=False, init=False)
-    length_changes: list[str] | None = field(default=None, init=False)
+    recorded_schedule: str | None = field(default=None, init=False)
     report_to: str = "tensorboard" if is_tensorboard_available() else "none"
     fsdp: bool | None = field(default=None, metadata={"nargs": "?", "const": True})
 
@@ -329,24 +329,6 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
             "the run. Reduce one of them."
         )
     return int(steps)
-
-
-def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
-    """Return a mapping from a step to the total number of steps that applies from that step on.
-
-    Args:
-        changes: Entries such as "143:812": from step 143 on, the run has 812 steps.
-
-    Raises:
-        ValueError: If an entry does not have this form.
-    """
-    found = dict[int, int]()
-    for change in changes or ():
-        step, _, length = change.partition(":")
-        if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
-            raise ValueError(f"length_changes={change!r} must be a step and a new number of steps, such as 143:812.")
-        found[int(step)] = int(length)
-    return found
 
 
 def check_library(args: TrainingArguments) -> None:

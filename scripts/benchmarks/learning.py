@@ -36,7 +36,7 @@ from hf_vit.model.task_depth_estimation import depth_loss
 from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.options.recipe import read_recipe
 from hf_vit.training.publishing.report import evaluation_split
-from hf_vit.training.trainer import replaced
+from hf_vit.training.streams import replaced
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 

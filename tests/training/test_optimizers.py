@@ -18,7 +18,8 @@ from transformers import Trainer, get_scheduler
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
 from hf_vit.training import optimizer as optimizer_module
-from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, orthogonalize, planned_step
+from hf_vit.training.callbacks.progress import RunProgress
+from hf_vit.training.optimizer import Muon, freeze, may_lack_gradients, orthogonalize
 from hf_vit.training.publishing.model_card import describe_options
 
 from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
@@ -215,9 +216,12 @@ def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
-    follow_lengths(scheduler, lengths)
+    progress = RunProgress()
+    progress.follow(scheduler)
     rates = []
-    for _ in range(list(lengths.values())[-1]):
+    for step in range(list(lengths.values())[-1]):
+        if step in lengths:
+            assert progress.plan(lengths[step], step) == lengths[0]
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
@@ -245,8 +249,9 @@ def test_no_rate_rises_after_the_peak(kind: str, warmup: float, planned: int, ch
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     if kind in ("cosine", "linear"):
         assert rates[-1] == pytest.approx(0, abs=1e-6)
-    assert planned_step(list(lengths.values())[-1], lengths) == pytest.approx(planned)
-    assert [planned_step(step, {0: planned}) for step in range(planned)] == list(range(planned))
+    unchanged = RunProgress()
+    unchanged.plan(planned, 0)
+    assert [unchanged.share(step) for step in range(planned + 1)] == [step / planned for step in range(planned + 1)]
 
 
 @pytest.mark.parametrize(("begun", "resumed", "done"), [(4, 8, 3), (8, 4, 1), (3, 9, 2)])

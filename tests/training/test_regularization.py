@@ -422,14 +422,14 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
 
 def test_image_sizes_have_equal_shares_and_random_numbers_depend_on_seed_and_step() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
-    heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
+    heights = [changes({"pixel_values": draw()}, step, step / 8)["pixel_values"].shape[-1] for step in range(8)]
     # Each of the three sizes is used for 8/3 steps.
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]
 
     def sizes_of(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
         changes, batch = BatchTransforms([draw_size], seed), {"pixel_values": draw(1)}
-        return [changes(batch, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
+        return [changes(batch, step // 2, step / 60)["pixel_values"].shape[-1] for step in range(60)]
 
     drawn = sizes_of(0, state=0)
     assert drawn == sizes_of(0, state=1)

@@ -1,6 +1,6 @@
-"""Callbacks with a state (epoch, time, optimizer options) that is saved in checkpoints and restored on resume."""
+"""Callbacks with a state (epoch, optimizer options) that is saved in checkpoints and restored on resume."""
 
-import time
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
+from ... import __version__
 from ...data.augmentation.datasets import AugmentedDataset
-from ..checkpoints import find_load_error, on_first_process, read_state
+from ...outputs import write_atomically
+from ..checkpoints import CONDITIONS, find_load_error, on_first_process, read_state
 from ..errors import CheckpointError, how_to_resume
 
 
@@ -89,11 +90,16 @@ class LoadStates(TrainerCallback):
             callback.load_state(checkpoint)
 
 
-class Conditions(TrainerCallback):
-    """Training conditions (options and data of a run), which `HfViTTrainer` saves in checkpoints."""
+class Conditions(StatefulCallback):
+    """Training conditions (options and data of a run), which are saved in checkpoints."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
+
+    def save_state(self, folder: Path, is_writer: bool) -> None:
+        if is_writer:
+            conditions = {"hf_vit": __version__, **self.values}
+            write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
 
 
 class NewOptions(TrainerCallback):
@@ -133,28 +139,6 @@ class DatasetEpoch(TrainerCallback):
         if isinstance(train_dataloader.dataset, AugmentedDataset):
             # `state.epoch` is not an integer if training resumes in the middle of an epoch.
             train_dataloader.dataset.set_epoch(int(state.epoch))
-
-
-class TrainingClock(TrainerCallback, ExportableState):
-    """Measure the training time in seconds, including the time before an interruption."""
-
-    def __init__(self) -> None:
-        self.earlier = 0.0
-        self.start: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Training time in seconds so far."""
-        return self.earlier + (0.0 if self.start is None else time.monotonic() - self.start)
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"earlier": self.seconds}}
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        self.start = time.monotonic()
-
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        self.earlier, self.start = self.seconds, None
 
 
 class StepReport(TrainerCallback):

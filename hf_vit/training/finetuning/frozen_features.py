@@ -222,6 +222,7 @@ def encode_target(example: Mapping[str, Any]) -> bytes:
     return stream.getvalue()
 
 
+@dataclass
 class FrozenFeatures:
     """Features of the frozen part of a model, stored on disk for several views of each training image.
 
@@ -233,8 +234,8 @@ class FrozenFeatures:
 
     Args:
         model: The model.
-        dataset: Training images.
-        collator: Collator of training batches.
+        source: Training images.
+        image_collator: Collator of training batches.
         compute_loss: Function that returns the loss of a batch.
         frozen: The frozen modules of the model, see `frozen_modules`.
         args: Training arguments, with the options for stored features.
@@ -246,30 +247,24 @@ class FrozenFeatures:
         ValueError: If the features exceed `cache_gigabytes`, exceed the range of float16, or are not read by the head.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        dataset: AugmentedDataset,
-        collator: Collator,
-        compute_loss: Callable[[dict[str, Any]], Tensor],
-        *,
-        frozen: Sequence[nn.Module],
-        args: TrainingArguments,
-        accelerator: Accelerator,
-        report: Callable[[str], None] = logger.info,
-        folder: Path | None = None,
-    ) -> None:
-        self.model, self.source, self.image_collator = model, dataset, collator
-        self.args, self.accelerator, self.precision = args, accelerator, accelerator.autocast
-        self.options = training_options_of(args)
+    model: nn.Module
+    source: AugmentedDataset
+    image_collator: Collator
+    compute_loss: Callable[[dict[str, Any]], Tensor]
+    frozen: Sequence[nn.Module]
+    args: TrainingArguments
+    accelerator: Accelerator
+    report: Callable[[str], None] = logger.info
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.options, self.precision = training_options_of(self.args), self.accelerator.autocast
         self.dtype = DTYPES[self.options.cache_dtype]
-        self.device = next(model.parameters()).device
+        self.device = next(self.model.parameters()).device
         first = self._images(0)
         examples = [first[index] for index in range(min(PROBED, len(first)))]
-        batch = collator(examples)
-        part = FrozenPart.of(model, frozen)
-        assert part is not None  # `check_cache` raises an error if there is no frozen part
-        read, self.part = self._probe(part, batch, compute_loss)
+        batch = self.image_collator(examples)
+        read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
                 f"cached_views={self.options.cached_views} is not supported, because the head modifies the tokens of "
@@ -283,31 +278,33 @@ class FrozenFeatures:
                 "cached_views requires a transform that returns image tensors of the input size of the model."
             )
         blank = torch.zeros(batch["pixel_values"].shape[1:], dtype=torch.uint8)
-        self.collator = FeatureCollator(collator, blank, {name: one.shape for name, one in self.read.items()})
+        self.collator = FeatureCollator(
+            self.image_collator, blank, {name: one.shape for name, one in self.read.items()}
+        )
         sizes = [one.numel() * self.dtype.itemsize for one in self.read.values()]
         self.size = int(sum(sizes) + np.mean([len(encode_target(example)) for example in examples]))
         self.size *= self.options.cached_views * len(self.source)
         self._check_size()
         self.error = max(float((one.to(self.dtype) - one).norm() / one.norm()) for one in read.values())
-        place = folder or Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER
-        self.folder = place / self._key(batch["pixel_values"])
-        self._extract(report)
+        place = self.folder or Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER
+        self.place = place / self._key(batch["pixel_values"])
+        self._extract()
         files = [str(self._file(*shard)) for shard in self._shards()]
         rows = concatenate_datasets([Dataset.from_file(file) for file in files]).with_format("arrow")
         known = {one.name: vars(self.source)[one.name] for one in fields(AugmentedDataset)}
         self.dataset = FeatureDataset(**known, rows=rows, num_views=self.options.cached_views)
 
-    def _probe(
-        self, part: FrozenPart, batch: dict[str, Any], compute_loss: Callable[[dict[str, Any]], Tensor]
-    ) -> tuple[dict[str, Tensor], FrozenPart]:
+    def _probe(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], FrozenPart]:
         """Return the features of a batch that the loss depends on, and the part of the model that computes them."""
+        part = FrozenPart.of(self.model, self.frozen)
+        assert part is not None  # `check_cache` raises an error if there is no frozen part
         batch, device = send_to_device(batch, self.device), self.device
         self.model.train()
         for module in self.model.modules():
             if isinstance(module, _BatchNorm):  # in evaluation mode, the statistics of batch norm do not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
-            read, part = part.find_read(lambda: compute_loss(dict(batch)))
+            read, part = part.find_read(lambda: self.compute_loss(dict(batch)))
             states = part.run(batch)
         assert all(torch.allclose(states[name], one, rtol=1e-3, atol=1e-3) for name, one in read.items())
         return read, part
@@ -358,15 +355,15 @@ class FrozenFeatures:
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
     def _file(self, view: int, number: int) -> Path:
-        return self.folder / f"view-{view:04d}-{number:05d}.arrow"
+        return self.place / f"view-{view:04d}-{number:05d}.arrow"
 
-    def _extract(self, report: Callable[[str], None]) -> None:
+    def _extract(self) -> None:
         """Compute and write the missing files, and report the number of images and the time."""
         args, start = self.args, time.monotonic()
         is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
         self.accelerator.wait_for_everyone()  # all processes must list the files before a file is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.place.mkdir(parents=True, exist_ok=True)
         hides_bar = args.disable_tqdm or args.process_index > 0
         with logging.tqdm(total=len(own) * ROWS_PER_SHARD, desc="Features", disable=hides_bar) as bar:
             for shard in own:
@@ -378,9 +375,9 @@ class FrozenFeatures:
             count, views = sum(is_missing.values()), self.options.cached_views
             how = "reused" if not count else f"{count} of {len(is_missing)} files computed"
             error = f", {self.error:.1e} off float32" if self.dtype != torch.float32 else ""
-            report(
+            self.report(
                 f"Frozen features ({', '.join(self.read)}): {len(self.source):,} images, {views} views, "
-                f"{format_bytes(size)} in {self.folder}{error}; {how} in {self.seconds:.1f} s."
+                f"{format_bytes(size)} in {self.place}{error}; {how} in {self.seconds:.1f} s."
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
@@ -440,7 +437,6 @@ def check_cache(
     model: nn.Module,
     dataset: Any,
     collator: Any,
-    *,
     frozen: Sequence[nn.Module],
     args: TrainingArguments,
     transforms: Sequence[Any] = (),

@@ -16,11 +16,12 @@ from ...model.configuration_hf_vit import PRESETS
 from ...options.library import options_of
 from ...options.recipe import savable_values
 from ..arguments import StreamArguments
+from ..callbacks.progress import LEAST_STEPS
 from ..checkpoints import on_first_process, read_conditions
 from ..finetuning.probe import MOST_IMAGES
 from ..load_data import chooses_step
 from ..tasks.base import Task
-from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
+from .budget import STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import (
     TOO_FEW_STEPS,
     UNSTORED,

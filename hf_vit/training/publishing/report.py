@@ -103,7 +103,7 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
         "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
         "is_chosen_on_evaluated": best is not None and split == "validation",
         "arguments": RECIPE_NAME,
-        "seconds": trainer.seconds,
+        "seconds": trainer.progress.seconds,
         "location": trainer.hub_model_id or TrainingInfo.location,
     }
 

@@ -15,6 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, hf_api
 
+from ..callbacks.progress import SCHEDULE
 from ..checkpoints import complete
 from ..output_folder import CARD
 from .hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
@@ -109,7 +110,7 @@ class SafeUploads(Trainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         for file in list_upload(checkpoint_folder):
-            if file.name not in (TRAINER_STATE_NAME, CARD):
+            if file.name not in (TRAINER_STATE_NAME, SCHEDULE, CARD):
                 target = Path(args.output_dir) / file.relative_to(checkpoint_folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, target)

@@ -31,6 +31,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import Names, data_option, model_option, source_option
 from ...visualize.dense import draw_panoptic
+from ..callbacks.progress import FollowsProgress
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
@@ -168,7 +169,7 @@ class UniversalEvaluator(Evaluator):
         return f"the whole image; {', '.join(scored[part] for part in self.metric.parts)}"
 
 
-class MaskAnnealing(TrainerCallback):
+class MaskAnnealing(FollowsProgress):
     """Reduce the probability of masked attention with every step, so that the trained model does not need it.
 
     The probabilities are saved with the model in every checkpoint, so that the best model has the probabilities of its
@@ -179,7 +180,7 @@ class MaskAnnealing(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **kwargs: Any
     ) -> None:
         """Set the probabilities of masked attention for the next step; they are 0 after the last step."""
-        model.anneal_masks(state.global_step / state.max_steps)
+        model.anneal_masks(self.progress.share(state.global_step))
 
     on_step_end = on_train_begin
 
