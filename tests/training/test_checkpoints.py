@@ -177,7 +177,7 @@ def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there
     folder = checkpoint.parent
     assert last_checkpoint(folder) == str(checkpoint)
     # Interrupt training before the checksums of the checkpoint are written.
-    monkeypatch.setattr(HfViTTrainer, "_seal", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(HfViTTrainer, "seal_checkpoint", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         digits_trainer(folder, **LAST_STEP).train()
     assert (checkpoint / STATE).is_file()

@@ -484,6 +484,17 @@ def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_that_ends_before_the_first_step_of_a_probe_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        plan, "measure_pace", lambda *args: Pace(step=1.0, image=5.0)
+    )  # a probe takes 300 s
+    saved = save_encoder(tmp_path / "saved", num_hidden_layers=2, image_size=16)
+    with pytest.raises(SystemExit, match=r"--minutes 4 is too short: 0 steps of 1 s fit, and at least 1 are needed"):
+        train(command_of(photos, tmp_path / "out", "--model_name_or_path", str(saved), "--minutes", "4"))
+
+
 def test_budget_runs_at_least_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=12.0, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)

@@ -108,7 +108,7 @@ class Budget:
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
-        return Candidate(size, pace, max(1, int((left - views * of_view) / pace.step)), evaluations, views)
+        return Candidate(size, pace, max(0, int((left - views * of_view) / pace.step)), evaluations, views)
 
     def count_views(self, pace: Pace, left: float) -> int:
         """Return the number of views to store per image: at most one per epoch, 0 if fewer than `LEAST_VIEWS` fit."""
