@@ -22,11 +22,11 @@ from yaml import YAMLError
 
 from .. import __version__
 from ..options.recipe import RECIPE_NAME
+from ..outputs import AVERAGE_FOLDER
 from ..tasks.common.arguments import split_sources
 from .checkpoints import CHECKSUMS, missing_weights, read_checksums
 from .output_folder import (
     ADAPTER_FOLDER,
-    AVERAGE_FOLDER,
     CARD,
     PLACE,
     REPORT_FILES,
