@@ -89,7 +89,7 @@ def train(
         given = with_model_and_data(options, model, data)
     given = {**options_without_workers(), **given}
     ended = run_training(TASKS[name], given, report, program=("train", name))
-    args, data = ended.run.args, ended.run.data
+    args, used = ended.run.args, ended.run.data
     return TrainingResult(
         ended.scores,
         Path(args.output_dir),
@@ -97,7 +97,7 @@ def train(
         TASKS[name].pipeline,
         metric=str(args.metric_for_best_model).removeprefix("eval_").removeprefix("ema_"),
         greater_is_better=bool(args.greater_is_better),
-        num_scored=len(data.examples(data.evaluated_split)),
+        num_scored=len(used.examples(used.evaluated_split)),
     )
 
 

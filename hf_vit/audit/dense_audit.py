@@ -15,7 +15,7 @@ from ..model.image_targets import IGNORED_LABEL
 from ..runs.evaluate import plan_evaluation
 from ..tasks.base import Task
 from ..tasks.common.load_data import check_known, with_model_classes
-from ..tasks.common.models import open_trained, read_config_of
+from ..tasks.common.models import open_processor, open_trained, read_config_of
 from ..tasks.object_detection import ObjectDetection
 from ..tasks.semantic_segmentation import SemanticSegmentation
 from .audit_result import Audit
@@ -53,7 +53,7 @@ def open_dense(data: str, model: str, output_dir: str) -> tuple[Task, TargetData
 def check_dense_labels(found: Audit, task: Task, data: TargetData, device: torch.device) -> None:
     """Predict all images of the data, and add the images whose boxes or masks contradict the predictions."""
     model = open_trained(task.model_class, found.model).eval().float().to(device)
-    processor = task.open_processor(model, found.model)
+    processor = open_processor(model, found.model)
     data = with_model_classes(data, model.config.label2id)
     examples = {split: data.examples(split) for split in data.splits}
     scores, faults = np.full(len(found.images), np.nan), []

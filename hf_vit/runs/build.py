@@ -201,8 +201,8 @@ def training_examples(run: Run, processor: Any, config: HfViTConfig) -> Augmente
     task, args, data, options = run.task, run.args, run.data, run.task.options
     transform = task.augment(**task.augmentation_arguments(processor, config, data))
     if data.stream is None:
-        examples, classes = data.examples("train"), task.sampled_classes(data)
-        return AugmentedDataset(examples, transform, args.seed, task.augmented_column, classes)
+        classes = task.sampled_classes(data) if isinstance(task, ImageClassification) else None
+        return AugmentedDataset(data.examples("train"), transform, args.seed, task.augmented_column, classes)
     return AugmentedStream(
         data.stream,
         transform,

@@ -22,8 +22,8 @@ from ..outputs import check_outputs, check_writable, file_name, free_folder, rec
 from ..processes import on_first_process
 from ..tasks import TASKS
 from ..tasks.base import Task
-from ..tasks.common.load_data import HELD_OUT, load_evaluation_targets
-from ..tasks.common.models import open_trained, read_config_of
+from ..tasks.common.load_data import load_evaluation_targets
+from ..tasks.common.models import open_processor, open_trained, read_config_of
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.output_folder import evaluation_files
 from .build import Run, note_data, open_evaluator
@@ -137,7 +137,7 @@ def open_evaluation(task: Task, args: EvaluationArguments) -> Evaluation:
             "extract, then hf-vit features evaluate."
         )
     model = open_trained(task.model_class, name, args.head)
-    processor = task.open_processor(model, name, args.head)
+    processor = open_processor(model, name, args.head, task.has_texts)
     was_streamed = recipe_of_head(task, args).get("streaming", False)
     split, data = load_evaluation_targets(
         task.open_data, task.options, args.split, model.config.label2id, args, was_streamed
@@ -182,21 +182,8 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
     args.head = head
     args.name_output(options.sources)
     check_output_outside_data(options.sources, args.output_dir)
-    complete_options(options, task_class, args)
+    options.complete(read_config_of(args.model_name_or_path, head), recipe_of_head(task_class, args))
     return task_class(options, *(other() for other in others)), args
-
-
-def complete_options(options: Any, task_class: type[Task], args: EvaluationArguments) -> None:
-    """Set the options of an evaluation that follow from the saved model and the recipe of its training run."""
-    recipe = recipe_of_head(task_class, args)
-    if options.train_val_split is None and recipe:
-        options.train_val_split = recipe.get("train_val_split", HELD_OUT)
-        options.validation_as_test = recipe.get("validation_as_test", False)
-    settled = {name: recipe.get(name) for name in task_class.data_meaning}
-    settled |= task_class.options_of_model(read_config_of(args.model_name_or_path, args.head))
-    for name, value in settled.items():
-        if vars(options)[name] is None:
-            setattr(options, name, value)
 
 
 def with_data_options(task_class: type[Task], values: Mapping[str, Any], head: str | None) -> dict[str, Any]:

@@ -12,19 +12,18 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..convert import load_image_processor
 from ..data.datasets import TargetData, TargetDataset
 from ..data.targets import image_only
 from ..evaluation.base import BaseEvaluator
 from ..evaluation.baseline import score_naive_baseline
 from ..model.configuration_hf_vit import HfViTConfig
-from ..model.pretrained import HfViTPreTrainedModel, find_head_of
+from ..model.pretrained import HfViTPreTrainedModel
 from ..options.resolve import build, values_of
 from ..options.training_arguments import HfViTTrainingArguments
 from .common.card import Usage
 from .common.defaults import TaskDefaults
 from .common.load_data import load_targets
-from .common.models import NUM_IMAGES, input_size, load_model, read_config_of, whiten_patches
+from .common.models import NUM_IMAGES, input_size, load_model, whiten_patches
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ class Task(ABC):
     examples: ClassVar[str] = "images"  # plural noun for the examples in the model card
     parts: ClassVar[str] = "in {} classes"  # phrase for the classes in the model card, with their number as {}
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # optional dependencies of hf_vit that the task requires
-    data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training recipe
     report_passes: ClassVar[float] = 1.5  # passes over the evaluated images for the report, including the baseline
     min_images_to_hold_out: ClassVar[int] = 1  # minimum number of training images to hold out some for a choice
+    has_texts: ClassVar[bool] = False  # whether the processor of a model has a tokenizer
     can_evaluate: ClassVar[bool] = True  # whether a saved model can be evaluated for this task
     has_scores: ClassVar[bool] = False  # whether predictions have scores that can be calibrated
     chooses_threshold: ClassVar[bool] = False  # whether a score threshold is chosen on validation images
@@ -110,11 +109,6 @@ class Task(ABC):
         task = cls(own, *others)
         task.complete_arguments(args)
         return task, args
-
-    @classmethod
-    def options_of_model(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return data options that the configuration of a saved model determines."""
-        return {}
 
     def complete_arguments(self, args: HfViTTrainingArguments) -> None:  # noqa: B027  # Optional hook
         """Set training arguments that follow from the options; raise `ValueError` for unsuitable arguments."""
@@ -173,12 +167,6 @@ class Task(ABC):
         model, processor = load_model(self.model_class, self.options, data.names, *head)
         return model, self.make_processor(processor, model.config, data)
 
-    def open_processor(self, model: PreTrainedModel, name_or_path: str, head: str | None = None) -> Any:
-        """Return the image processor or processor of a trained model."""
-        head = find_head_of(type(model), read_config_of(name_or_path), head)
-        given: dict[str, Any] = {} if head is None else {"head": head}
-        return load_image_processor(name_or_path, patch_size=model.config.patch_size, **given)
-
     def start_weights(
         self, model: PreTrainedModel, processor: Any, data: TargetData, args: HfViTTrainingArguments
     ) -> None:
@@ -197,10 +185,6 @@ class Task(ABC):
     def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
         """Return the collator of training and evaluation batches, a dataclass with the field `keeps_targets`."""
         return self.collator_class(processor)
-
-    def sampled_classes(self, data: TargetData) -> list[int] | None:
-        """Return the class of each training example for balanced sampling, or None for uniform sampling."""
-        return None
 
     # Training and evaluation
 

@@ -254,9 +254,9 @@ print(result["predicted_depth"])  # (height, width)""",
         is_relative = options.depth_estimation_type == "relative"
         up_to = "any depth" if options.max_depth is None else f"depth up to {model.options.max_depth:g} m"
         return {
-            **super().describe_model(model, processor, data, args),
             "head": f"{model.options.head}, {'relative inverse depth' if is_relative else up_to}",
             "loss": options.loss or ("ssi" if is_relative else "silog"),
+            **super().describe_model(model, processor, data, args),
         }
 
     def make_evaluator(

@@ -29,7 +29,7 @@ from ..visualize.pretraining import draw_captions
 from .base import plain_batches
 from .common.card import Usage
 from .common.defaults import CAPTIONS
-from .common.models import load_model, read_config_of
+from .common.models import load_model, open_processor, read_config_of
 from .shared import BATCH_OF_16, CaptionArguments, CaptionedTask
 from .zero_shot_image_classification import BEGIN, MAX_TEXT_LENGTH, VOCAB_SIZE, train_tokenizer
 
@@ -127,7 +127,7 @@ print(processor.batch_decode(tokens, skip_special_tokens=True)[0])""",
         if name is not None and self.model_class.__name__ in (read_config_of(name).get("architectures") or ()):
             own.refuse_beside("model_name_or_path", "vocab_size", "max_text_length")
             model, image_processor = load_model(self.model_class, own)
-            return model, HfViTProcessor(image_processor, self.open_processor(model, name).tokenizer)
+            return model, HfViTProcessor(image_processor, open_processor(model, name, has_texts=True).tokenizer)
         captions = chain.from_iterable(data.splits["train"]["captions"])
         sizes = own.vocab_size or VOCAB_SIZE, own.max_text_length or MAX_TEXT_LENGTH
         tokenizer, fields = train_prompt_tokenizer(captions, *sizes), own.config_overrides or {}

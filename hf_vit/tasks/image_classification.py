@@ -1,7 +1,7 @@
 """Image classification: options, evaluator and model card texts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from ..evaluation.base import BaseEvaluator, Batch, ImageResult
 from ..evaluation.classification import ClassificationMetric, majority_baseline
 from ..evaluation.label_values import LabelValueMetric, MultiLabelMetric, RegressionMetric
 from ..model.task_image_classification import HfViTForImageClassification
-from ..options.field import Names
 from ..options.training_arguments import HfViTTrainingArguments
 from ..outputs import write_atomically
 from ..visualize.plots import draw_confusion_matrix
@@ -183,13 +182,6 @@ class ImageClassification(SupervisedTask):
     limits = "The model assigns one of {num_classes} classes to every image." + SIMILAR_IMAGES
 
     options: ClassificationArguments
-
-    @classmethod
-    def options_of_model(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the problem type of a saved model and, for several labels per image, its class names."""
-        kind = config.get("problem_type") or SINGLE
-        names = Names((config.get("id2label") or {}).values())
-        return {"problem_type": kind, **({"class_names": names} if kind == MULTI else {})}
 
     def load_data(self, args: HfViTTrainingArguments) -> TargetData:
         """Open and check the splits of a training run."""

@@ -274,7 +274,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         height, width = to_pair(model.config.image_size)
         part = "the whole image" if self.options.whole_image else f"a crop {self.box_padding:g} times the box"
         return {
-            "input size": f"{height} x {width} pixels, {part}",
             "head": f"{options.head}{norm}",
             "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels",
+            "input size": f"{height} x {width} pixels, {part}",
         }

@@ -84,7 +84,8 @@ class DetectionEvaluator(Evaluator):
     def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
         """Return the calibration with the score thresholds for given shares of missed objects."""
         images = self.metric.all_matched(self.processor.nms_threshold or 1.0, bool(self.processor.class_agnostic_nms))
-        return replace(calibration, **fit_missed(images))
+        missed: dict[str, Any] = fit_missed(images)
+        return replace(calibration, **missed)
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
         """Return label, score and box of each object with a score above the threshold."""
@@ -283,7 +284,7 @@ print(len(result["boxes"]), "objects")""",
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}
         return {
-            **rows,
             "decoder": f"{options.decoder}, {options.num_queries} queries",
             "loss": describe_weights(weights),
+            **rows,
         }

@@ -363,7 +363,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         head = f"linear, {options.norm} norm" if options.head == "linear" else options.head
         of_classes = {"class weights": given} if (given := self.options.class_weights) is not None else {}
         rows = super().describe_model(model, processor, data, args)
-        return {**rows, "head": head, "loss": describe_weights(weights), **of_classes}
+        return {"head": head, "loss": describe_weights(weights), **of_classes, **rows}
 
     def make_evaluator(
         self, model: PreTrainedModel, processor: BaseImageProcessor, data: TargetData

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..convert import load_processor, whole_image_processor
+from ..convert import whole_image_processor
 from ..data import load_image_text
 from ..data.augmentation.joint import DenseAugmentation
 from ..data.collators import DensePredictionCollator
@@ -171,15 +171,7 @@ class CaptionedTask(Task):
     """Task with images and captions, whose processor has a tokenizer."""
 
     load_source = staticmethod(load_image_text)
-
-    def open_processor(self, model: PreTrainedModel, name_or_path: str, head: str | None = None) -> HfViTProcessor:
-        """Return the processor of a trained model; raise `ValueError` if it has no tokenizer."""
-        processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
-        if not isinstance(processor, HfViTProcessor):
-            raise ValueError(
-                f"{name_or_path} has no tokenizer. Save the processor of the model there with save_pretrained."
-            )
-        return processor
+    has_texts = True
 
     def augmentation_arguments(
         self, processor: HfViTProcessor, config: HfViTConfig, data: TargetData

@@ -1,6 +1,6 @@
 """Universal segmentation: options, evaluator, annealing of masked attention and model card texts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -210,6 +210,11 @@ class UniversalArguments(MaskArguments):
     )
     annotations: str | None = data_option(None, "Annotations: panoptic or instances, if a COCO folder contains both.")
 
+    def complete(self, config: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Set the options that follow from a saved model, with the thing classes of its training run."""
+        super().complete(config, recipe)
+        self.thing_classes = recipe.get("thing_classes") if self.thing_classes is None else self.thing_classes
+
     def source_options(self) -> dict[str, Any]:
         """Return the data source options, with the thing classes."""
         return {**super().source_options(), "thing_names": self.thing_classes, "annotations": self.annotations}
@@ -238,7 +243,6 @@ print(result["segmentation"].shape, result["segments_info"])""",
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     has_scores = True
     chooses_threshold = True
-    data_meaning = ("thing_classes",)
     limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES
     defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
@@ -285,10 +289,10 @@ print(result["segmentation"].shape, result["segments_info"])""",
         )
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
-            **super().describe_model(model, processor, data, args),
             "head": f"{options.num_queries} queries in {place}",
             "loss": describe_weights(weights),
             "things": ", ".join(data.names[label] for label in data.thing_ids) or "none, all are stuff",
+            **super().describe_model(model, processor, data, args),
         }
 
     def make_evaluator(

@@ -153,17 +153,17 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
 
 def test_no_image_is_its_own_neighbor(workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ["--streaming", "true", *A_FEW]
-    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").loaded
+    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").data
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
     assert (len(scored), len(known), len(scored & known)) == (15, 21, 0)
     assert "nearest-neighbor accuracy is not" not in caplog.text
     for without_others in (options, ["--train_val_split", "0"]):
-        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).loaded
+        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).data
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
         assert "The nearest-neighbor accuracy is not computed, because all 36 training images" in caplog.text
         caplog.clear()
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
-    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
+    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).data
     # Preparing the data reads only the first 12 images of the stream.
     assert (images.num_train, len(images.splits["train"])) == (8, 2)
 

@@ -200,7 +200,7 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     for native in (28, 100):
         for bounded in kind.defaults.sizes(Facts(native_size=native), {}):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
-            task = planner_of(kind, command).task_with(options)
+            task = planner_of(kind, command).with_chosen(options)["task"]
             config = plan_config(task.options)
             assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
@@ -594,8 +594,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, tmp_path: Pat
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
     load, source = partial(load_semantic_segmentation, str(data)), TaskArguments(dataset_name=str(data))
     loaded = load_targets(load, source, args)
-    division = Division(0.0, False if reported == "val" else None, False)
-    assert (loaded.division, "validation" in loaded.splits) == (division, reported == "val")
+    assert (loaded.division, "validation" in loaded.splits) == (Division(0.0, False), reported == "val")
     if reported == "test":
         source.validation_as_test = True
         with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
@@ -607,6 +606,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, tmp_path: Pat
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
     # An evaluation that loads the recipe of the training run selects identical splits.
     label2id = {name: number for number, name in enumerate(loaded.names)}
+    source.complete({}, vars(loaded.division))
     for split in (None, "validation"):
         name, evaluated = load_evaluation_targets(load, source, split, label2id, args)
         assert (name, len(evaluated.splits[name])) == (split or "test", len(loaded.splits[name]))

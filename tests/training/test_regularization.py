@@ -160,7 +160,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
 def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_path: Path) -> None:
     model = build(HfViTForImageClassification, small_config(use_distillation_token=True))
     distillation = small_distillation("hard", model)
-    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1, distillation)
+    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1)
     options = {"max_steps": 1, "learning_rate": 0.0, "per_device_train_batch_size": 4}
     args = training_arguments(tmp_path, label_smoothing_factor=0.1, **options)
     examples = examples_of({"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)})
@@ -175,12 +175,11 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     own = F.cross_entropy(outputs.cls_logits, batch["labels"])
     theirs = F.cross_entropy(outputs.distillation_logits, answers)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float((own + theirs) / 2), rel=1e-4)
-    features = small_distillation("features", model)
-    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=distillation)
+    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"))
     with pytest.raises(ValueError, match=r"Remove compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=distillation, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 removes patches, but feature distillation needs"):
-        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
+        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), learns_features=True)
 
 
 def test_each_step_has_all_augmentations_of_its_images_and_two_processes_share_them() -> None:

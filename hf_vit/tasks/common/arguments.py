@@ -1,13 +1,13 @@
 """Options for the model and the images, shared by several tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ...data.formats.files import split_names
-from ...data.formats.label_values import ProblemType
+from ...data.formats.label_values import MULTI, SINGLE, ProblemType
 from ...model.configuration_hf_vit import PRESETS
 from ...options.field import (
     COUNT,
@@ -38,6 +38,7 @@ class_weights_option = partial(
     "Class weights in the loss: balanced (inverse class frequency), sqrt (square root of the inverse class "
     "frequency), none (equal weights), or a JSON file of weights by class name.",
 )
+HELD_OUT = 0.1  # default share of the training images that is held out for validation
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that the data determines
 
 
@@ -191,6 +192,17 @@ class TaskArguments(SourceArguments):
             raise ValueError(f"--{twice[0]} is given twice. Remove it from --config_overrides.")
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
+    def complete(self, config: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Set the options of an evaluation that follow from a saved model.
+
+        Args:
+            config: Content of its config.json.
+            recipe: Options of its training run; empty if unknown.
+        """
+        if self.train_val_split is None and recipe:
+            self.train_val_split = recipe.get("train_val_split", HELD_OUT)
+            self.validation_as_test = recipe.get("validation_as_test", False)
+
     def given_options(self) -> dict[str, Any]:
         """Return the head options that the user gave. Raises the same errors as `overrides`."""
         return self.overrides().get(self.task_config) or {}
@@ -338,6 +350,13 @@ class ClassificationArguments(StreamArguments):
                 f"bce_target_threshold={self.bce_target_threshold} requires --classification_loss bce. Set this "
                 "loss, or remove the threshold."
             )
+
+    def complete(self, config: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Set the options that follow from a saved model, with the problem type and, for several labels, its names."""
+        super().complete(config, recipe)
+        self.problem_type = self.problem_type or config.get("problem_type") or SINGLE
+        if self.problem_type == MULTI:
+            self.class_names = Names((config.get("id2label") or {}).values())
 
     def describe(self) -> dict[str, str]:
         """Return the options that differ from the defaults, as table rows of the model card."""

@@ -21,12 +21,11 @@ from ...data.formats.label_values import SINGLE, problem_type_of, values_target
 from ...data.loaders.image_classification import held_out_images_of_stream
 from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments
-from .arguments import TaskArguments
+from .arguments import HELD_OUT, TaskArguments
 
 
 logger = logging.get_logger(__name__)
 LABEL, MODEL_LABEL = "label", "model_label"  # columns with the class index in the data and in the model
-HELD_OUT = 0.1  # default share of the training images that is held out for validation
 
 
 def load_targets(

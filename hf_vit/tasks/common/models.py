@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
-from ...convert import load_image_processor
+from ...convert import load_image_processor, load_processor
 from ...model.adapt_inputs import apply_geometry
 from ...model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.nested_options import tuples_to_lists
 from ...model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, find_head_of, read_config
+from ...model.processing_hf_vit import HfViTProcessor
 from ...model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from .arguments import TaskArguments
 
@@ -264,6 +265,27 @@ def open_with_options(
         return model, (), is_fresh
     logger.warning(f"The head of the saved model does not match {options}. It is replaced by a new head.")
     return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head)), True
+
+
+def open_processor(
+    model: PreTrainedModel, name_or_path: str, head: str | None = None, has_texts: bool = False
+) -> BaseImageProcessor | HfViTProcessor:
+    """Return the image processor of a trained model or, if `has_texts` is set, its processor with a tokenizer.
+
+    Raises:
+        OSError: If the processor does not exist.
+        ValueError: If a tokenizer is required, but there is none.
+    """
+    if not has_texts:
+        head = find_head_of(type(model), read_config_of(name_or_path), head)
+        located: dict[str, Any] = {} if head is None else {"head": head}
+        return load_image_processor(name_or_path, patch_size=model.config.patch_size, **located)
+    processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
+    if not isinstance(processor, HfViTProcessor):
+        raise ValueError(
+            f"{name_or_path} has no tokenizer. Save the processor of the model there with save_pretrained."
+        )
+    return processor
 
 
 def open_trained(model_class: type[Model], name_or_path: str, head: str | None = None) -> Model:

@@ -15,8 +15,8 @@ from ...data.formats.label_values import SINGLE
 from ...data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ...data.targets import label_target
 from ...options.training_arguments import HfViTTrainingArguments, check_steps
-from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
-from .load_data import HELD_OUT, load_targets, readable_images, sample_images
+from .arguments import HELD_OUT, ClassificationArguments, TaskArguments, UnlabeledArguments
+from .load_data import load_targets, readable_images, sample_images
 
 
 logger = logging.get_logger(__name__)
