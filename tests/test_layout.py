@@ -20,7 +20,7 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each folder may import only from the folders listed before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "processes", "convert", "data", "evaluation", "visualize", "options"),
-    *("tasks", "features", "inference", "training", "runs", "audit"),
+    *("tasks", "features", "inference", "training", "runs", "auditing"),
     *("api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 LARGE_FOLDERS = {"model", "convert/families"}

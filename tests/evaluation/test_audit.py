@@ -12,17 +12,17 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.metrics import average_precision_score
 
 import hf_vit
-from hf_vit.audit.audit_result import write_cleaned
-from hf_vit.audit.dense_audit import BOX_CUT, find_likelihoods
-from hf_vit.audit.image_checks import outlier_scores
-from hf_vit.audit.label_quality import (
+from hf_vit.auditing.audit_result import write_cleaned
+from hf_vit.auditing.dense_audit import BOX_CUT, find_likelihoods
+from hf_vit.auditing.image_checks import outlier_scores
+from hf_vit.auditing.label_quality import (
     LABEL_CUT,
     find_label_issues,
     find_object_issues,
     mask_issue_score,
     out_of_sample_probabilities,
 )
-from hf_vit.audit.selection import select_images
+from hf_vit.auditing.selection import select_images
 from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
 from hf_vit.features.near_duplicates import SIDE, find_near_duplicates
 

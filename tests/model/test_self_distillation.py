@@ -20,8 +20,9 @@ CASE = TRAINING_CASES["dino"]
 
 def teach(world_size: int = 1, process_index: int = 0, **attributes: Any) -> Teach:
     """Return the `Teach` callable that a trainer in several processes calls for each batch."""
-    args: Any = SimpleNamespace(world_size=world_size, process_index=process_index)
-    return Teach(SimpleNamespace(args=args, **attributes))
+    transform = Teach(process_index, world_size)
+    transform.attach(SimpleNamespace(**attributes))
+    return transform
 
 
 def make_model(**overrides: Any) -> HfViTForJointEmbedding:
