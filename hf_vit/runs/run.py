@@ -54,8 +54,8 @@ from .assemble import build_run, open_run
 from .build import Run
 from .choose import choose, describe_held_out
 from .conditions import describe_arguments, find_changes, find_conditions
-from .plan.keep_budget import TimeLimit
 from .plan.plan import Planner, warn_of_few_steps
+from .plan.time_limit import TimeLimit
 from .report import count_examples, describe_targets, write_report
 from .report_heads import write_report_of_heads
 

@@ -1,4 +1,4 @@
-"""Load and check streams of training images, distribute them over processes, and resume them."""
+"""Data loaders that resume exactly and read stored features, and streams divided among processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

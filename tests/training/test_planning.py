@@ -30,8 +30,8 @@ from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
 from hf_vit.runs.plan import budget, plan
 from hf_vit.runs.plan.budget import STORING_GAIN, Budget, Pace, measure_pace
 from hf_vit.runs.plan.gather import measure_classes
-from hf_vit.runs.plan.keep_budget import TimeLimit
 from hf_vit.runs.plan.plan import Planner
+from hf_vit.runs.plan.time_limit import TimeLimit
 from hf_vit.tasks import TASKS, ImageClassification, Task
 from hf_vit.tasks.base import plain_batches
 from hf_vit.tasks.common import defaults
