@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -219,9 +220,12 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     loaded: KeypointData = field(init=False)
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the mirrored pairs, the connecting lines and the error tolerances of the keypoints."""
+        """Return the mirrored pairs, lines and error tolerances of the keypoints, and the relative area of boxes."""
         data = self.loaded
-        return {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
+        rows = data.splits["train"].select_columns(["box", "width", "height"]).with_format("numpy")[:]
+        areas = np.prod(rows["box"][:, 2:] - rows["box"][:, :2], axis=1) / (rows["width"] * rows["height"])
+        options = {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
+        return {**options, "object_share": round(float(np.median(areas)), 4)}
 
     def options_of_fresh_head(self) -> dict[str, Any]:
         """Return the head option for a norm without batch statistics, so that results do not depend on batch size."""
