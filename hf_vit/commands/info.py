@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .. import __version__
+from ..convert.model_card import read_warnings
 from ..extras import install_command
 from ..flops import Stage, describe_stages
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -174,7 +175,8 @@ def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:
-    """Yield a line with the evaluation scores in a model card, or nothing if there is no card or no score."""
+    """Yield lines with the warnings and the evaluation scores in a model card, or nothing if there are none."""
+    yield from (f"Warning: {sentence}" for sentence in read_warnings(name_or_path))
     card = Path(name_or_path) / "README.md"
     try:
         data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data

@@ -16,6 +16,7 @@ from .parity import OutputParity
 
 
 TEMPLATE = Path(__file__).with_suffix(".md")
+WARNINGS = "warnings"  # field of the metadata with sentences about the failures of a trained model
 
 
 def families_table() -> str:
@@ -23,6 +24,16 @@ def families_table() -> str:
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def read_warnings(name_or_path: str) -> list[str]:
+    """Returns the warnings in the model card of a trained model; empty if there is no card or it has none."""
+    card = Path(name_or_path) / "README.md"
+    try:
+        data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
+    except (OSError, ValueError):  # OSError includes network errors.
+        return []
+    return [str(sentence) for sentence in data.get(WARNINGS) or []]
 
 
 def escape_markdown(text: str) -> str:

@@ -15,12 +15,16 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
+from ..data.formats.files import joined
 from ..model.calibration import HfViTCalibrationConfig
 
 
 # Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
 # 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
+# An evaluation names classes with a score below `ZERO`, and objects if a smaller share than `LEAST_FOUND` is found.
+ZERO, LEAST_FOUND = 0.0005, 0.5
+DEFAULT_THRESHOLD = 0.5  # Minimum score of a segment or object if no threshold has been chosen.
 
 
 class Threshold(NamedTuple):
@@ -31,6 +35,14 @@ class Threshold(NamedTuple):
     nms: float | None = None  # IoU threshold of non-maximum suppression (NMS) of boxes; None disables NMS
     measure: str = "F1"
     is_class_agnostic: bool = False  # whether NMS also compares boxes of different classes
+
+
+class ObjectCounts(NamedTuple):
+    """Numbers of annotated objects, of predictions, and of predictions that match an object."""
+
+    objects: int
+    predictions: int
+    matches: int
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
@@ -117,6 +129,17 @@ class StreamedMetric(ABC):
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return a dict of scores for each class or keypoint; empty for metrics without classes."""
         return {}
+
+    def score_classes(self, name: str) -> dict[str, float]:
+        """Return the score `name` of each class or keypoint, NaN without data; empty for metrics without classes."""
+        return {part: scores[name] for part, scores in self.per_class().items() if name in scores}
+
+    def count_objects(self, threshold: float) -> ObjectCounts | None:
+        """Return the numbers of objects and predictions; None for metrics that do not match predictions with objects.
+
+        Only predictions with a score above the threshold are counted.
+        """
+        return None
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best quality on all images added so far.
@@ -232,6 +255,23 @@ class BaseEvaluator(ABC):
         With `predicts_errors`, return expected and true errors. If the model is calibrated, so are logits and errors.
         """
         return None
+
+    def find_failures(self) -> list[str]:
+        """Return sentences about classes whose score is 0 in the last evaluation, and about objects not found."""
+        scores = self.metric.score_classes(self.class_score.lower())
+        failed = [name for name, score in scores.items() if abs(score) < ZERO]
+        sentences = []
+        if failed:
+            share = f"{len(failed)} of {len(scores)} {self.parts}"
+            sentences.append(f"{self.class_score} is 0 for {share}: {joined(failed)}.")
+        threshold = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
+        counts = self.metric.count_objects(threshold)
+        if counts is not None and counts.matches < LEAST_FOUND * counts.objects:
+            sentences.append(
+                f"Only {counts.matches:,} of {counts.objects:,} objects are found (score threshold {threshold:g}, "
+                f"predictions above it: {counts.predictions:,})."
+            )
+        return sentences
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""

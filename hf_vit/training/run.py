@@ -49,7 +49,7 @@ from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
 from .output_folder import checkpoint_to_resume, evaluation_files, lock_output_folder
 from .planning.keep_budget import KeepBudget, LengthChanges
-from .planning.plan import Planner, warn_of_few_steps
+from .planning.plan import Planner, describe_few_steps
 from .tasks import TASKS
 from .tasks.base import EVALUATED, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
@@ -238,7 +238,7 @@ def finish(training: Training) -> None:
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
-        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
+        trainer.add_callback(StepReport(report, partial(describe_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights. Increase --learning_rate {args.learning_rate:g}.")
@@ -249,7 +249,11 @@ def finish(training: Training) -> None:
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
-        trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
+        trainer,
+        warnings=describe_few_steps(task, trainer.state.max_steps),
+        command=training.command,
+        license=task.options.license,
+        base_model=task.options.model_name_or_path,
     )
     if trainer.is_world_process_zero():
         report(f"Scores: {joined(training.scores)}")
@@ -362,7 +366,7 @@ def complete_evaluation(
     if trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
         count = len(task.loaded.examples(split))
-        report(f"{count:,} {split} {task.examples}: {joined(scores)}")
+        report("\n".join([*trainer.evaluator.find_failures(), f"{count:,} {split} {task.examples}: {joined(scores)}"]))
         report(f"Scores and pictures: {task.args.output_dir}")
     PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
 
+from ...convert.model_card import read_warnings
 from ...visualize.attention import attention_maps
 from ...visualize.colors import segmentation_palette
 from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
@@ -55,6 +56,7 @@ class Panel:
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         assert model.predictor is not None
         self.model, self.predictor, self.limits = model, model.predictor, limits
+        self.warnings = "".join(f'<p class="error">{html.escape(text)}</p>' for text in read_warnings(model.source))
         with gr.Column(min_width=240):
             self.heading = gr.HTML(self.title(), padding=False)
             options: dict[str, Any] = {"visible": False, "format": "jpeg", "buttons": ["fullscreen"]}
@@ -65,8 +67,9 @@ class Panel:
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
-        """Return the heading as HTML: name of the model, its task, and a note."""
-        return f'<h3>{html.escape(self.model.name)}</h3><span class="quiet">{self.model.task} {note}</span>'
+        """Return the heading as HTML: name of the model, its task, a note, and the warnings of its card."""
+        name = html.escape(self.model.name)
+        return f'<h3>{name}</h3><span class="quiet">{self.model.task} {note}</span>{self.warnings}'
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""

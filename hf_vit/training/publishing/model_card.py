@@ -4,16 +4,17 @@ import math
 import os
 import platform
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
+from transformers.utils import logging
 
-from ...convert.model_card import escape_markdown
+from ...convert.model_card import WARNINGS, escape_markdown
 from ...data.datasets import DatasetInfo
 from ...evaluation.base import LOWER_IS_BETTER
 from ...outputs import write_atomically
@@ -45,6 +46,7 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
+logger = logging.get_logger(__name__)
 CALIBRATION = "## Calibration"  # heading of a section
 # The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -79,6 +81,7 @@ class TrainingInfo:
         parts: Scores of each class (or other part) by name, for each kind of part, such as "class".
         pictures: File names of pictures next to the card, by caption.
         calibration: Scores before and after calibration on held-out images, by name; empty without calibration.
+        warnings: Sentences about classes with a score of 0, objects that are not found, and too few steps.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
         tags: Keywords in the metadata of the card.
@@ -108,6 +111,7 @@ class TrainingInfo:
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     pictures: dict[str, str] = field(default_factory=dict)
     calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
     arguments: str = "training_args.json"
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
@@ -180,6 +184,12 @@ def compare(info: TrainingInfo) -> list[str]:
     return sentences
 
 
+def list_warnings(info: TrainingInfo) -> list[str]:
+    """Return the sentences of `compare` for the baseline without images, which is the last one, and `warnings`."""
+    naive = dict([*info.baselines.items()][-1:])
+    return [*compare(replace(info, baselines=naive)), *info.warnings]
+
+
 def rank(info: TrainingInfo, metric: str, score: float) -> float:
     """Return a number that is higher for better scores. Scores with the same rounded text have equal numbers."""
     return round(-score if metric in info.lower_is_better else score, 4)
@@ -234,7 +244,7 @@ def describe_options(options: Any) -> dict[str, str]:
 
 
 def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:
-    """Write the card of a trained model, with metadata for the Hub.
+    """Write the card of a trained model, with metadata for the Hub, and log the sentences of `list_warnings`.
 
     Args:
         folder: Folder of the saved model.
@@ -273,6 +283,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         base_model=info.base_model if is_on_hub else None,
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
+        **{WARNINGS: list_warnings(info) or None},  # shown where the model is used
     )
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
     lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
@@ -282,4 +293,6 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
     write_atomically(path, str(card))
+    for sentence in list_warnings(info):
+        logger.warning(sentence)
     return path

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path, PurePosixPath
@@ -43,7 +43,7 @@ from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_ta
 from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, read_config_of, whiten_patches
 from ..output_folder import AVERAGE_FOLDER
 from ..planning.defaults import TaskDefaults
-from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
+from ..publishing.model_card import TrainingInfo, Usage, write_model_card
 from ..publishing.report import (
     describe_data,
     describe_training,
@@ -544,12 +544,11 @@ class Task(ABC):
         scores, info = self.report(trainer, **facts)
         if info is not None:
             write_model_card(Path(trainer.args.output_dir), info)
-            names = [name for name in info.baselines if name not in self.other_baselines]
-            for sentence in compare(dataclasses.replace(info, baselines={names[-1]: info.baselines[names[-1]]})):
-                logger.warning(sentence)
         return scores
 
-    def report(self, trainer: EvaluatorTrainer, **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
+    def report(
+        self, trainer: EvaluatorTrainer, warnings: Sequence[str] = (), **facts: Any
+    ) -> tuple[dict[str, float], TrainingInfo | None]:
         """Evaluate a trained model and write scores and pictures. Return the scores and the content of the model card.
 
         The content of the model card is None on all processes except the first.
@@ -557,7 +556,8 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
+        # computed before the baseline overwrites the metric
+        classes, failures = in_columns(evaluator.metric.per_class()), evaluator.find_failures()
         calibration = evaluator.calibration_scores
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
@@ -587,6 +587,7 @@ class Task(ABC):
             units=evaluator.metric.units,
             parts={evaluator.parts: classes},
             calibration=calibration,
+            warnings=[*failures, *warnings],
             limits=limits.format(num_classes=len(self.loaded.names), model=trainer.plain_model),
             **describe_training(trainer, split),
             **facts,

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -289,7 +289,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         processors = {name: part.processing_class for name, part in trainer.parts.items()}
         trainer.plain_model.update_heads(processors)
 
-    def write_report(self, trainer: Any, **facts: Any) -> dict[str, float]:
+    def write_report(self, trainer: Any, warnings: Sequence[str] = (), **facts: Any) -> dict[str, float]:
         """Evaluate all heads and write one card. The files of each head are in a folder with its name."""
         scores, infos = dict[str, float](), dict[str, TrainingInfo]()
         for name, part in self.heads.items():
@@ -302,7 +302,8 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             folder = Path(trainer.args.output_dir)
             (curves,) = CURVES.values()
             draw_curves(trainer.state.log_history, folder / curves)
-            write_model_card(folder, self.join_cards(trainer, infos, **facts))
+            failures = [f"{name}: {sentence}" for name, info in infos.items() for sentence in info.warnings]
+            write_model_card(folder, self.join_cards(trainer, infos, warnings=[*failures, *warnings], **facts))
         return scores
 
     def join_cards(self, trainer: Any, infos: Mapping[str, TrainingInfo], **facts: Any) -> TrainingInfo:
