@@ -60,10 +60,23 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 
 if TYPE_CHECKING:
-    from .api import evaluate, export_model, predict, train
+    from .api import (
+        audit,
+        convert_model,
+        evaluate,
+        evaluate_features,
+        export_model,
+        extract_features,
+        info,
+        predict,
+        push,
+        search,
+        select,
+        serve,
+        train,
+        visualize_model,
+    )
     from .convert.families import list_families
-    from .features.audit import audit
-    from .features.selection import select
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
     from .pretraining import pretrain
@@ -106,14 +119,16 @@ __version__ = "0.1.0"
 
 # Module of each public function. Functions are imported on first access, so that opening a model does not import
 # training and export code.
+COMMANDS = (
+    *("audit", "convert_model", "evaluate", "evaluate_features", "export_model", "extract_features", "info"),
+    *("predict", "push", "search", "select", "serve", "train", "visualize_model"),
+)
 CALLS = {
-    **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
-    "audit": ".features.audit",
+    **dict.fromkeys(COMMANDS, ".api"),
     "list_families": ".convert.families",
     "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
-    "select": ".features.selection",
 }
 
 
@@ -156,8 +171,12 @@ __all__ = [
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
     "audit",
+    "convert_model",
     "evaluate",
+    "evaluate_features",
     "export_model",
+    "extract_features",
+    "info",
     "list_families",
     "list_presets",
     "list_recipes",
@@ -165,6 +184,10 @@ __all__ = [
     "optimize_for_inference",
     "predict",
     "pretrain",
+    "push",
+    "search",
     "select",
+    "serve",
     "train",
+    "visualize_model",
 ]

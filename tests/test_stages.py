@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
-from hf_vit.commands.info import info
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel, info
 from hf_vit.flops import describe_stages
 
 from .helpers.models import small_config

@@ -26,10 +26,6 @@ from ..training.tasks import TASKS
 from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
 from . import features, models
 from .calibrate import calibrate
-from .convert import convert
-from .info import info
-from .push import push
-from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
@@ -43,12 +39,12 @@ WORDS: dict[Command, tuple[str, ...]] = {
     models.select: ("pool", "model"),
     models.search: ("model", "inputs", "text"),
     features.evaluate: ("train", "test"),
-    visualize: ("model", "photos"),
-    convert: ("source", "output"),
+    models.visualize: ("model", "photos"),
+    models.convert: ("source", "output"),
     models.export: ("model",),
     models.serve: ("models",),
-    push: ("folder", "repo_id"),
-    info: ("model",),
+    models.push: ("folder", "repo_id"),
+    models.info: ("model",),
     calibrate: ("model", "data"),
 }
 # Option groups on the short help pages of training, evaluation and feature extraction, in the order of the pages

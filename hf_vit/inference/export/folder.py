@@ -49,7 +49,7 @@ def export_model(
     report: Callable[[str], None] = print,
     **kwargs: Any,
 ) -> Path:
-    """Exports a saved model with dynamic batch and image size, as `hf-vit export` does.
+    """Exports a saved model with dynamic batch and image size. Equivalent to `hf-vit export`.
 
     The program is run at three batch sizes and three image sizes that were not traced. The folder is written only if
     all outputs are equal to those of the model, within 1e-4 of the largest value.

@@ -1,28 +1,6 @@
-"""Draw attention, saliency and patch features of a model on photos. Works with hf_vit models and published ViTs.
+"""Draw attention, saliency and patch features of a model on photos."""
 
-Writes <photo>_<kind>.png for each photo, and pca.png and predictions.png for all photos together. By default all kinds
-are drawn that the model supports:
-
-    <photo>_attention    attention to the patches, per layer and head
-    <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
-    <photo>_saliency     relevance of each patch for a class (classifiers only)
-    <photo>_similarity   cosine similarity of one patch to all other patches
-    <photo>_positions    cosine similarity of the position embedding of one patch to those of all other patches
-    <photo>_patches      patch grid, tokens, attention between two patches, and mean distance of attention per layer
-    <photo>_words        patches that are relevant for each word of a text (image-text models only; needs --text)
-    pca                  principal components of the patch features as colors, the same colors in all photos
-    predictions          predictions as drawn by hf-vit predict (drawn by default only for multi-task models)
-
-Photos are resized without cropping and keep their aspect ratio.
-
-Examples:
-    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
-    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
-    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds patches --point 320,200 --point 90,40
-    hf-vit visualize outputs/captions photo.jpg --output_dir outputs/maps --kinds words --text "a dog on grass"
-    hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca
-"""
-
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,9 +9,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..inference.predict import predict_files
-from ..inference.search import encode_texts, load_text_processor
-from ..inference.sources import find_images, name_outputs, open_image
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_multi_task import HfViTForMultiTask
@@ -41,6 +16,9 @@ from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize import attention, patches, tokens
 from ..visualize.inspection import Inspection, open_for_inspection
+from .predict import predict_files
+from .search import encode_texts, load_text_processor
+from .sources import find_images, name_outputs, open_image
 
 
 def _draw_attention(one: Inspection, file: Path) -> None:
@@ -123,6 +101,7 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
+Drawing = Callable[[Path], object]  # function that draws a picture to a file
 # Maps each kind of picture to the function that draws it for one photo
 PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
@@ -145,11 +124,11 @@ def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
     return [kind for kind in KINDS if kind not in missing]
 
 
-def visualize(
-    model: str,
-    photos: list[Path],
+def visualize_model(
+    model: str | os.PathLike[str],
+    photos: Sequence[str | os.PathLike[str]],
     *,
-    output_dir: Path,
+    output_dir: str | os.PathLike[str],
     kinds: Annotated[list[str] | None, KINDS] = None,
     image_size: Annotated[int | None, COUNT] = None,
     point: list[tuple[float, float]] | None = None,
@@ -158,8 +137,8 @@ def visualize(
     head: str | None = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
-) -> None:
-    """Draw pictures of attention, saliency and features, and report the files written.
+) -> list[Path]:
+    """Draw pictures of attention, saliency and features of a model on photos. Equivalent to `hf-vit visualize`.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; an hf_vit model or a published ViT.
@@ -177,25 +156,26 @@ def visualize(
         overwrite: Replace pictures of an earlier run.
         report: Function that receives the path of each file.
 
+    Returns:
+        The paths of the pictures.
+
     Raises:
         ValueError: if the model cannot be opened, does not support a kind, or an existing file may not be replaced.
         OSError: if the model or a photo does not exist, or the output cannot be written.
     """
+    model, output_dir = os.fspath(model), Path(output_dir)
     check_writable(output_dir)
-    files = find_images(photos)
+    files = find_images([Path(photo) for photo in photos])
     opened, processor = open_for_inspection(model, image_size, head)
     words = {} if text is None else encode_words(opened, model, text)
     inspections = [Inspection(opened, processor, open_image(file), point or (), class_name, words) for file in files]
-    joint: dict[str, Callable[[Path], object]] = {
-        "pca": partial(_draw_pca, inspections),
-        "predictions": lambda file: list(predict_files(model, files, picture=file, head=head, overwrite=True)),
-    }
-    drawn: dict[Path, Callable[[Path], object]] = {}
+    joint: dict[str, Drawing] = {"pca": partial(_draw_pca, inspections)}
+    joint["predictions"] = lambda file: [*predict_files(model, files, picture=file, head=head, overwrite=True)]
+    drawn: dict[Path, Drawing] = {}
     for kind in kinds or kinds_of(opened, text):
         if kind in joint:
             drawn[output_dir / f"{kind}.png"] = joint[kind]
-            continue
-        for inspection, name in zip(inspections, name_outputs(files), strict=True):
+        for inspection, name in zip(inspections, name_outputs(files), strict=True) if kind not in joint else ():
             drawn[output_dir / f"{name}_{kind}.png"] = partial(PHOTO_DRAWINGS[kind], inspection)
     check_outputs(drawn, files, overwrite)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -203,3 +183,4 @@ def visualize(
         draw_file(file)
         record_outputs([file])
         report(str(file))
+    return list(drawn)

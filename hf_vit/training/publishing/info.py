@@ -1,10 +1,4 @@
-"""Show the installed versions, hardware and recipes, or describe a saved or published model.
-
-Examples:
-    hf-vit info
-    hf-vit info outputs/photos
-    hf-vit info facebook/dinov2-small --image 224x160
-"""
+"""Describe the installed versions and hardware, or a saved or published model."""
 
 import os
 import platform
@@ -21,17 +15,17 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .. import __version__
-from ..convert.model_card import read_warnings
-from ..extras import install_command
-from ..flops import Stage, describe_stages
-from ..model.configuration_hf_vit import HfViTConfig, to_pair
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel, read_config
-from ..options.names import PACKAGE, named_recipes
-from ..training.errors import format_bytes
-from ..training.lora import count_parameters
-from ..training.tasks import TASKS
+from ... import __version__
+from ...convert.model_card import read_warnings
+from ...extras import install_command
+from ...flops import Stage, describe_stages
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import HfViTPreTrainedModel, read_config
+from ...options.names import PACKAGE, named_recipes
+from ..errors import format_bytes
+from ..lora import count_parameters
+from ..tasks import TASKS
 
 
 # Possible paths of the file with the tested versions: in an installed package and in a git checkout
@@ -39,8 +33,13 @@ CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraint
 MOST_NAMES = 12  # Maximum number of listed class names
 
 
-def info(model: str | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
-    """Describe the installation or a model.
+def info(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    image: str | None = None,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Describe the installation or a model. Equivalent to `hf-vit info`.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; by default the installation is described.
@@ -52,6 +51,7 @@ def info(model: str | None = None, *, image: str | None = None, report: Callable
         OSError: if the model does not exist.
         ValueError: if the model cannot be opened, or does not accept the image size.
     """
+    model = None if model is None else os.fspath(model)
     for line in describe_installation() if model is None else describe_model(model):
         report(line)
     if image is not None:
