@@ -130,7 +130,9 @@ def test_help_and_version_of_the_command_need_no_library() -> None:
 
 
 def test_command_line_values_are_converted_to_the_declared_types() -> None:
-    words = "--learning_rate 1 --max_steps 3 --bf16 --no_check_images --progressive_sizes 16 32 --use-cpu no --fsdp"
+    words = (
+        "--learning_rate 1 --max_steps 3 --bf16 --no_check_images --progressive_sizes 16 32 --use-cpu no --fsdp true"
+    )
     words += ' --lr_scheduler_kwargs {"power":2} --fsdp_config file.json --label_names a b'
     values, unknown = cli.read(cli.load_page("train image-classification"), words.split())
     assert not unknown
