@@ -62,6 +62,7 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 if TYPE_CHECKING:
     from .api import (
         audit,
+        calibrate,
         convert_model,
         evaluate,
         evaluate_features,
@@ -120,8 +121,8 @@ __version__ = "0.1.0"
 # Module of each public function. Functions are imported on first access, so that opening a model does not import
 # training and export code.
 COMMANDS = (
-    *("audit", "convert_model", "evaluate", "evaluate_features", "export_model", "extract_features", "info"),
-    *("predict", "push", "search", "select", "serve", "train", "visualize_model"),
+    *("audit", "calibrate", "convert_model", "evaluate", "evaluate_features", "export_model", "extract_features"),
+    *("info", "predict", "push", "search", "select", "serve", "train", "visualize_model"),
 )
 CALLS = {
     **dict.fromkeys(COMMANDS, ".api"),
@@ -171,6 +172,7 @@ __all__ = [
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
     "audit",
+    "calibrate",
     "convert_model",
     "evaluate",
     "evaluate_features",

@@ -21,8 +21,9 @@ from .inference.search import search_images as search
 from .inference.serving import serve_models as serve
 from .inference.visualization import visualize_model
 from .options.names import nearest
-from .training.publishing.info import info
-from .training.publishing.push import push
+from .runs.calibrate import calibrate
+from .runs.info import info
+from .runs.push import push
 from .training.publishing.report import evaluation_split
 from .training.run import complete_evaluation, prepare_evaluation
 from .training.run import train as run_training
@@ -32,6 +33,7 @@ from .training.tasks import TASKS
 __all__ = [
     "TrainingResult",
     "audit",
+    "calibrate",
     "convert_model",
     "evaluate",
     "evaluate_features",

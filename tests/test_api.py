@@ -1,6 +1,7 @@
 """Test that every command has a Python function with its options, and call each function as a user would."""
 
 import inspect
+import json
 import os
 import signal
 import threading
@@ -28,9 +29,9 @@ QUIET = {"report": lambda line: None}
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with photos and a classifier of them, which is also the working directory."""
-    for name in ("cat", "dog"):
-        write_pictures(tmp_path / "photos", *(f"train/{name}/{number}.png" for number in range(20)), seed=len(name))
-        write_pictures(tmp_path / "photos", *(f"test/{name}/{number}.png" for number in range(3)), seed=7)
+    for split, count in (("train", 20), ("test", 10)):
+        files = (f"{split}/{name}/{number}.png" for name in ("cat", "dog") for number in range(count))
+        write_pictures(tmp_path / "photos", *files, seed=count)
     labels = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
     config = HfViTConfig(**SHAPE, **labels)
     model = HfViTForImageClassification(config)
@@ -81,6 +82,15 @@ def test_models_are_drawn_converted_uploaded_and_described(place: Path) -> None:
     assert lines[-1] == "Nothing was uploaded."
     hf_vit.info(place / "model", report=lines.append)
     assert "Task: image-classification" in lines
+
+
+def test_scores_are_calibrated(place: Path) -> None:
+    lines: list[str] = []
+    options = {"use_cpu": True, "disable_tqdm": True}
+    hf_vit.calibrate("model", "photos", split="test", options=options, report=lines.append)
+    assert "Temperature" in "\n".join(lines)
+    saved = json.loads((place / "model" / "config.json").read_text())["calibration_config"]
+    assert saved["num_images"] == 20
 
 
 def test_models_are_served(place: Path) -> None:

@@ -27,8 +27,8 @@ from hf_vit.commands import generate
 from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
+from hf_vit.runs import info
 from hf_vit.training import TASKS, HfViTTrainingArguments
-from hf_vit.training.publishing import info
 from hf_vit.training.run import command_line, words_of
 
 from .helpers.datasets import write_class_folders

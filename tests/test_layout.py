@@ -20,7 +20,7 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each folder may import only from the folders listed before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
-    *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
+    *("training", "runs", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}

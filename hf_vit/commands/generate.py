@@ -22,10 +22,10 @@ from ..features import ExtractionArguments
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
+from ..runs.calibrate import calibrate
 from ..training.tasks import TASKS
 from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
 from . import features, models
-from .calibrate import calibrate
 
 
 FILE = Path(__file__).with_name("options.json")

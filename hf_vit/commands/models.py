@@ -19,8 +19,8 @@ from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
 from ..inference.visualization import visualize_model
-from ..training.publishing.info import info as run_info
-from ..training.publishing.push import push as run_push
+from ..runs.info import info as run_info
+from ..runs.push import push as run_push
 from ..training.run import evaluate as run_evaluation
 from ..training.run import run
 from ..training.tasks import TASKS

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import LogRecord
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -162,7 +161,7 @@ def naming_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[N
     checkpoint.
     """
 
-    def name(record: LogRecord) -> bool:
+    def name(record: Any) -> bool:
         record.msg = str(record.msg).replace("from: None\n", f"from: {name_or_path or 'the given weights'}\n")
         return True
 

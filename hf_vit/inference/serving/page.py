@@ -56,7 +56,6 @@ class Panel:
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         assert model.predictor is not None
         self.model, self.predictor, self.limits = model, model.predictor, limits
-        self.warnings = "".join(f'<p class="error">{html.escape(text)}</p>' for text in read_warnings(model.source))
         with gr.Column(min_width=240):
             self.heading = gr.HTML(self.title(), padding=False)
             options: dict[str, Any] = {"visible": False, "format": "jpeg", "buttons": ["fullscreen"]}
@@ -70,6 +69,11 @@ class Panel:
         """Return the heading as HTML: name of the model, its task, a note, and the warnings of its card."""
         name = html.escape(self.model.name)
         return f'<h3>{name}</h3><span class="quiet">{self.model.task} {note}</span>{self.warnings}'
+
+    @cached_property
+    def warnings(self) -> str:
+        """Warnings in the card of the model as HTML."""
+        return "".join(f'<p class="error">{html.escape(text)}</p>' for text in read_warnings(self.model.source))
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""

@@ -79,9 +79,9 @@ class TrainingInfo:
         units: Units of scores, by metric name.
         lower_is_better: Names of the metrics for which lower is better.
         parts: Scores of each class (or other part) by name, for each kind of part, such as "class".
+        warnings: Sentences about classes with a score of 0, objects that are not found, and too few steps.
         pictures: File names of pictures next to the card, by caption.
         calibration: Scores before and after calibration on held-out images, by name; empty without calibration.
-        warnings: Sentences about classes with a score of 0, objects that are not found, and too few steps.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
         tags: Keywords in the metadata of the card.
@@ -109,9 +109,9 @@ class TrainingInfo:
     units: dict[str, str] = field(default_factory=dict)
     lower_is_better: Collection[str] = frozenset(LOWER_IS_BETTER)
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
     pictures: dict[str, str] = field(default_factory=dict)
     calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
     arguments: str = "training_args.json"
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")

@@ -10,6 +10,7 @@ Examples:
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,14 +40,14 @@ SECTION_AFTER = "## Use"  # heading of the model card in front of which the sect
 
 
 def calibrate(
-    model: Path,
+    model: str | os.PathLike[str],
     data: str,
     *,
     split: str = "validation",
     options: dict[str, Any] | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Calibrate a saved model and store the result in its folder.
+    """Calibrate a saved model and store the result in its folder. Equivalent to `hf-vit calibrate`.
 
     Args:
         model: Folder of a saved model; config.json is changed, and similarity.safetensors added.
@@ -59,6 +60,7 @@ def calibrate(
         OSError: if there is no such model or data.
         ValueError: if the task has no scores, or the split is missing.
     """
+    model = Path(model)
     if not (model / "config.json").is_file():
         raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
     check_writable(model)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from .hub import check_upload, list_upload, publish
+from ..training import publish
+from ..training.publishing.hub import check_upload, list_upload
 
 
 def describe(folder: Path) -> Iterator[str]:

@@ -15,17 +15,17 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ... import __version__
-from ...convert.model_card import read_warnings
-from ...extras import install_command
-from ...flops import Stage, describe_stages
-from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ...model.modeling_hf_vit import HfViTModel
-from ...model.pretrained import HfViTPreTrainedModel, read_config
-from ...options.names import PACKAGE, named_recipes
-from ..errors import format_bytes
-from ..lora import count_parameters
-from ..tasks import TASKS
+from .. import __version__
+from ..convert.model_card import read_warnings
+from ..extras import install_command
+from ..flops import Stage, describe_stages
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel, read_config
+from ..options.names import PACKAGE, named_recipes
+from ..training.errors import format_bytes
+from ..training.lora import count_parameters
+from ..training.tasks import TASKS
 
 
 # Possible paths of the file with the tested versions: in an installed package and in a git checkout

@@ -1,0 +1,1 @@
+"""Work on saved models after a training run: calibration, description and upload."""
