@@ -60,23 +60,12 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 
 if TYPE_CHECKING:
-    from .api import (
-        audit,
-        calibrate,
-        convert_model,
-        evaluate,
-        evaluate_features,
-        export_model,
-        extract_features,
-        info,
-        predict,
-        push,
-        search,
-        select,
-        serve,
-        train,
-        visualize_model,
-    )
+    from .api import audit, calibrate, convert_model, evaluate, evaluate_features, export_model, extract_features
+
+    # isort: split
+    from .api import info, predict, push, search, select, serve, train, visualize_model
+
+    # isort: split
     from .convert.families import list_families
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
@@ -118,14 +107,9 @@ HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-# Module of each public function. Functions are imported on first access, so that opening a model does not import
-# training and export code.
-COMMANDS = (
-    *("audit", "calibrate", "convert_model", "evaluate", "evaluate_features", "export_model", "extract_features"),
-    *("info", "predict", "push", "search", "select", "serve", "train", "visualize_model"),
-)
+# Modules of the public functions that `api` does not contain. Functions are imported on first access, so that opening
+# a model does not import training and export code.
 CALLS = {
-    **dict.fromkeys(COMMANDS, ".api"),
     "list_families": ".convert.families",
     "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
@@ -134,9 +118,9 @@ CALLS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in CALLS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return vars(import_module(CALLS[name], __name__))[name]
+    return vars(import_module(CALLS.get(name, ".api"), __name__))[name]
 
 
 __all__ = [

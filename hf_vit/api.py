@@ -30,24 +30,8 @@ from .training.run import train as run_training
 from .training.tasks import TASKS
 
 
-__all__ = [
-    "TrainingResult",
-    "audit",
-    "calibrate",
-    "convert_model",
-    "evaluate",
-    "evaluate_features",
-    "export_model",
-    "extract_features",
-    "info",
-    "predict",
-    "push",
-    "search",
-    "select",
-    "serve",
-    "train",
-    "visualize_model",
-]
+__all__ = ["TrainingResult", "audit", "calibrate", "convert_model", "evaluate", "evaluate_features", "export_model"]
+__all__ += ["extract_features", "info", "predict", "push", "search", "select", "serve", "train", "visualize_model"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 

@@ -51,10 +51,6 @@ Examples:
 hf-vit COMMAND --help shows the arguments and options of a command."""
 TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # short names of tasks
 ALIASES = {"model_name_or_path": ["--model"]}
-DATA_OF_ANY_TASK = (
-    "Data in a format of the task of the model: a folder, a file, or a dataset name on the Hub. hf-vit evaluate MODEL "
-    "--help lists the formats."
-)
 # Layout of help pages in characters: column at which descriptions start, and minimum and maximum page width
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120
 MOST_CHOICES = 40  # maximum length of a list of choices; a longer list is replaced by a placeholder such as TEXT
@@ -270,7 +266,7 @@ def merged(shared: bool = False) -> Page:
     for name, option in (item for page in pages for item in page["options"].items()):
         known = options.get(name, option)
         options[name] = {key: value for key, value in option.items() if known.get(key) == value}
-    options["dataset_name"]["help"] = DATA_OF_ANY_TASK
+    options["dataset_name"]["help"] = "Data for the task of the model. hf-vit evaluate MODEL --help lists the formats."
     if shared:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
     groups = dict.fromkeys(title for page in pages for title in page["groups"])

@@ -234,7 +234,7 @@ def test_help_and_one_line_answers_to_mistakes_do_not_import_torch(workplace: Pa
         assert command != "evaluate saved --help" or "--eval_scales" in said
         if command == "evaluate --help":  # texts and defaults of a single task would be wrong for all others
             text = re.search(r"--dataset_name TEXT +(.*?)\n  --", said, flags=re.DOTALL)[1]
-            assert "Data in a format of the task of the model" in text
+            assert "Data for the task of the model." in text
             assert "captions" not in text
             assert "Evaluation batch size per process.\n" in said
     assert {place.name for place in workplace.iterdir()} == {"photos", "saved"}

@@ -10,10 +10,8 @@ Examples:
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
-from ..features.evaluation import evaluate_folders
 from ..features.extraction import extract_from_options
 
 
@@ -26,9 +24,3 @@ def extract(*, report: Callable[[str], None], **options: Any) -> None:
         extract_from_options(options, report)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
-
-
-@wraps(evaluate_folders, assigned=())
-def evaluate(*args: Any, **options: Any) -> None:
-    """Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class."""
-    evaluate_folders(*args, **options)

@@ -11,16 +11,9 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
-from ..convert.convert_model import convert_model
-from ..features.audit import audit as run_audit
-from ..features.selection import select as run_selection
-from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
-from ..inference.visualization import visualize_model
-from ..runs.info import info as run_info
-from ..runs.push import push as run_push
 from ..training.run import evaluate as run_evaluation
 from ..training.run import run
 from ..training.tasks import TASKS
@@ -75,20 +68,6 @@ def pretrain(*args: Any, **options: Any) -> None:
         hf-vit pretrain photos more_photos --labels labeled_photos --task semantic-segmentation
     """
     pretraining.pretrain(*args, **options)
-
-
-@wraps(export_model, assigned=())
-def export(*args: Any, **options: Any) -> None:
-    """Export a saved model to ONNX, OpenVINO, torch.export or ExecuTorch, with dynamic batch and image sizes.
-
-    The exported program is compared with the model at three batch sizes and three image sizes that were not used for
-    tracing. If any output differs, nothing is written.
-
-    Examples:
-        hf-vit export outputs/photos --format onnx --output_dir outputs/photos-onnx
-        hf-vit export outputs/cells --format openvino --output_dir outputs/cells-openvino
-    """
-    export_model(*args, **options)
 
 
 @wraps(predict_files, assigned=())
@@ -154,105 +133,3 @@ def serve(*args: Any, **options: Any) -> None:
         hf-vit serve user/pets-vit --space outputs/space
     """
     serve_models(*args, **options)
-
-
-@wraps(run_audit, assigned=())
-def audit(*args: Any, **options: Any) -> None:
-    """Find wrong labels, copies, unusual and bad images of a dataset, and write an HTML page and a table.
-
-    Without a model, the command finds identical and nearly identical images within and across splits, broken, dark and
-    tiny images, and the class balance. An encoder adds wrong class labels and images unlike the rest. A detector or
-    segmenter of hf-vit adds wrong boxes or masks; it must have been trained on other images.
-
-    Examples:
-        hf-vit audit photos
-        hf-vit audit photos --model facebook/dinov2-small --write photos-cleaned
-        hf-vit audit cells --model outputs/cells-trained-on-other-images
-    """
-    run_audit(*args, **options)
-
-
-@wraps(run_selection, assigned=())
-def select(*args: Any, **options: Any) -> None:
-    """Select the images that should be labeled next, and write them to a table and a contact sheet.
-
-    With few labels, the selected images cover the pool. With at least 10 labels per class, they are difficult to
-    classify. Fill the column label of selected.csv; hf-vit train image-classification reads the table.
-
-    Examples:
-        hf-vit select photos facebook/dinov2-small --budget 100
-        hf-vit select photos facebook/dinov2-small --labeled labeled_photos --output_dir outputs/next
-    """
-    run_selection(*args, **options)
-
-
-@wraps(visualize_model, assigned=())
-def visualize(*args: Any, **options: Any) -> None:
-    """Draw attention, saliency and patch features of a model on photos. Works with hf_vit models and published ViTs.
-
-    Writes <photo>_<kind>.png for each photo, and pca.png and predictions.png for all photos together. By default all
-    kinds are drawn that the model supports:
-
-        <photo>_attention    attention to the patches, per layer and head
-        <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
-        <photo>_saliency     relevance of each patch for a class (classifiers only)
-        <photo>_similarity   cosine similarity of one patch to all other patches
-        <photo>_positions    cosine similarity of the position embedding of one patch to those of all other patches
-        <photo>_patches      patch grid, tokens, attention between two patches, mean distance of attention per layer
-        <photo>_words        patches that are relevant for each word of a text (image-text models only; needs --text)
-        pca                  principal components of the patch features as colors, the same colors in all photos
-        predictions          predictions as drawn by hf-vit predict (drawn by default only for multi-task models)
-
-    Photos are resized without cropping and keep their aspect ratio.
-
-    Examples:
-        hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
-        hf-vit visualize outputs/pets photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
-        hf-vit visualize outputs/pets photo.jpg --output_dir outputs/maps --kinds patches --point 320,200 --point 90,40
-        hf-vit visualize outputs/captions photo.jpg --output_dir outputs/maps --kinds words --text "a dog on grass"
-        hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca
-    """
-    visualize_model(*args, **options)
-
-
-@wraps(convert_model, assigned=())
-def convert(*args: Any, **options: Any) -> None:
-    """Convert a published checkpoint to an hf_vit model, or export an hf_vit model to the layout of another library.
-
-    After a conversion the outputs are compared with those of the original implementation. If they differ, nothing is
-    written.
-
-    Examples:
-        hf-vit convert facebook/dinov2-base outputs/dinov2-base
-        hf-vit convert facebook/vit-mae-base outputs/mae-384 --config_overrides '{"image_size": 384}'
-        hf-vit convert outputs/digits outputs/digits-vit --to vit
-        hf-vit convert notebook.pth outputs/mine --num_attention_heads 8 --hidden_act gelu --norm_first true
-        hf-vit convert --list
-    """
-    convert_model(*args, **options)
-
-
-@wraps(run_push, assigned=())
-def push(*args: Any, **options: Any) -> None:
-    """Upload a saved model to the Hugging Face Hub: weights, code, image processor and card, in one commit.
-
-    The uploaded model opens without hf_vit being installed. For example, for an image classifier:
-    pipeline("image-classification", "user/name", trust_remote_code=True).
-
-    Examples:
-        hf-vit push outputs/digits user/digits-vit --dry_run
-        hf-vit push outputs/digits user/digits-vit --private
-    """
-    run_push(*args, **options)
-
-
-@wraps(run_info, assigned=())
-def info(*args: Any, **options: Any) -> None:
-    """Show the installed versions, hardware and recipes, or describe a saved or published model.
-
-    Examples:
-        hf-vit info
-        hf-vit info outputs/photos
-        hf-vit info facebook/dinov2-small --image 224x160
-    """
-    run_info(*args, **options)

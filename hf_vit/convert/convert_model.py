@@ -1,6 +1,16 @@
-"""Convert a published checkpoint and compare its outputs, or export a model to the layout of another library."""
+"""Convert a published ViT checkpoint to an hf_vit model, or export an hf_vit model to the layout of another library.
 
-import os
+After a conversion the outputs are compared with those of the original implementation. If they differ, nothing is
+written.
+
+Examples:
+    hf-vit convert facebook/dinov2-base outputs/dinov2-base
+    hf-vit convert facebook/vit-mae-base outputs/mae-384 --config_overrides '{"image_size": 384}'
+    hf-vit convert outputs/digits outputs/digits-vit --to vit
+    hf-vit convert notebook.pth outputs/mine --num_attention_heads 8 --hidden_act gelu --norm_first true
+    hf-vit convert --list
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +26,8 @@ from .source import Source
 
 
 def convert_model(
-    source: str | os.PathLike[str] | None = None,
-    output: str | os.PathLike[str] | None = None,
+    source: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     to: Annotated[str | None, (*conversion.LAYOUTS,)] = None,
     task: Annotated[str | None, (*conversion.TASKS,)] = None,
@@ -66,15 +76,15 @@ def convert_model(
     fields = given_options(num_attention_heads=num_attention_heads, hidden_act=hidden_act) | (config_overrides or {})
     check_fields(fields)
     check_new_folder(Path(output))
-    config = read_convertible(os.fspath(source), revision, to)
+    config = read_convertible(str(source), revision, to)
     options = {"architecture": architecture, "dataset_index": dataset_index, "norm_first": norm_first, "task": task}
     given = given_options(config_overrides=fields or None, dtype=dtype, **options)
     if to is None:
-        convert_published(os.fspath(source), Path(output), revision, given, skip_parity, write_anyway, report)
+        convert_published(str(source), Path(output), revision, given, skip_parity, write_anyway, report)
     elif given:
         raise ValueError(f"--to exports a model unchanged. Remove {', '.join(f'--{name}' for name in given)}.")
     else:
-        export_hf_vit_model(os.fspath(source), Path(output), to, revision, config["architectures"], report)
+        export_hf_vit_model(str(source), Path(output), to, revision, config["architectures"], report)
 
 
 def given_options(**options: Any) -> dict[str, Any]:

@@ -26,14 +26,13 @@ def families_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def read_warnings(name_or_path: str) -> list[str]:
-    """Returns the warnings in the model card of a trained model; empty if there is no card or it has none."""
+def read_card_data(name_or_path: str) -> Any:
+    """Returns the metadata of a model card, a `ModelCardData`; without entries if there is no valid card."""
     card = Path(name_or_path) / "README.md"
     try:
-        data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
+        return ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
     except (OSError, ValueError):  # OSError includes network errors.
-        return []
-    return [str(sentence) for sentence in data.get(WARNINGS) or []]
+        return ModelCardData()
 
 
 def escape_markdown(text: str) -> str:

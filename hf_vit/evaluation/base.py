@@ -24,7 +24,7 @@ from ..model.calibration import HfViTCalibrationConfig
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 # An evaluation names classes with a score below `ZERO`, and objects if a smaller share than `LEAST_FOUND` is found.
 ZERO, LEAST_FOUND = 0.0005, 0.5
-DEFAULT_THRESHOLD = 0.5  # Minimum score of a segment or object if no threshold has been chosen.
+USUAL_THRESHOLD = 0.5  # Score threshold of objects if none has been chosen.
 
 
 class Threshold(NamedTuple):
@@ -35,14 +35,6 @@ class Threshold(NamedTuple):
     nms: float | None = None  # IoU threshold of non-maximum suppression (NMS) of boxes; None disables NMS
     measure: str = "F1"
     is_class_agnostic: bool = False  # whether NMS also compares boxes of different classes
-
-
-class ObjectCounts(NamedTuple):
-    """Numbers of annotated objects, of predictions, and of predictions that match an object."""
-
-    objects: int
-    predictions: int
-    matches: int
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
@@ -134,12 +126,12 @@ class StreamedMetric(ABC):
         """Return the score `name` of each class or keypoint, NaN without data; empty for metrics without classes."""
         return {part: scores[name] for part, scores in self.per_class().items() if name in scores}
 
-    def count_objects(self, threshold: float) -> ObjectCounts | None:
-        """Return the numbers of objects and predictions; None for metrics that do not match predictions with objects.
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, of predictions with a score above the threshold, and of matches.
 
-        Only predictions with a score above the threshold are counted.
+        They are 0 for metrics that do not match predictions with objects.
         """
-        return None
+        return 0, 0, 0
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best quality on all images added so far.
@@ -260,18 +252,12 @@ class BaseEvaluator(ABC):
         """Return sentences about classes whose score is 0 in the last evaluation, and about objects not found."""
         scores = self.metric.score_classes(self.class_score.lower())
         failed = [name for name, score in scores.items() if abs(score) < ZERO]
-        sentences = []
-        if failed:
-            share = f"{len(failed)} of {len(scores)} {self.parts}"
-            sentences.append(f"{self.class_score} is 0 for {share}: {joined(failed)}.")
-        threshold = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
-        counts = self.metric.count_objects(threshold)
-        if counts is not None and counts.matches < LEAST_FOUND * counts.objects:
-            sentences.append(
-                f"Only {counts.matches:,} of {counts.objects:,} objects are found (score threshold {threshold:g}, "
-                f"predictions above it: {counts.predictions:,})."
-            )
-        return sentences
+        classes = f"{self.class_score} is 0 for {len(failed)} of {len(scores)} {self.parts}: {joined(failed)}."
+        threshold = USUAL_THRESHOLD if self.threshold is None else self.threshold
+        objects, given, matches = self.metric.count_objects(threshold)
+        missed = f"Only {matches:,} of {objects:,} objects are found"
+        missed += f" (score threshold {threshold:g}, predictions above it: {given:,})."
+        return [classes] * bool(failed) + [missed] * (matches < LEAST_FOUND * objects)
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""

@@ -13,16 +13,7 @@ from torch import Tensor
 
 from ..extras import check_packages
 from ..model.task_object_detection import non_maximum_suppression
-from .base import (
-    ObjectCounts,
-    StreamedMetric,
-    Threshold,
-    as_array,
-    best_threshold,
-    check_labels,
-    check_same_size,
-    mean_without_nan,
-)
+from .base import StreamedMetric, Threshold, as_array, best_threshold, check_labels, check_same_size, mean_without_nan
 
 
 Record = dict[str, Any]
@@ -248,11 +239,11 @@ class ClassMetric(CocoMetric):
         check_labels(as_array(numbers, np.int64), self.names, "set of thing_ids")
         super().__init__({number: self.names[number] for number in numbers})
 
-    def count_objects(self, threshold: float) -> ObjectCounts:
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
         """Return the numbers of objects, of predictions and of matches at an IoU of 0.5, not counting crowds."""
         images = self.all_matched()
         matches = [is_match for image in images for score, is_match in image.found if score > threshold]
-        return ObjectCounts(sum(image.num_objects for image in images), len(matches), sum(matches))
+        return sum(image.num_objects for image in images), len(matches), sum(matches)
 
     def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
         """Return the objects or detections of the evaluated classes as COCO dicts. `values` are additional fields."""

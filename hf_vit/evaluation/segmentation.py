@@ -13,17 +13,7 @@ from torch import Tensor
 
 from ..data.targets import without_crowds
 from ..model.image_targets import IGNORED_LABEL
-from .base import (
-    DEFAULT_THRESHOLD,
-    TOLERANCE,
-    ObjectCounts,
-    StreamedMetric,
-    Threshold,
-    as_array,
-    check_labels,
-    check_same_size,
-    mean_without_nan,
-)
+from .base import TOLERANCE, StreamedMetric, Threshold, as_array, check_labels, check_same_size, mean_without_nan
 from .detection import InstanceMetric
 
 
@@ -102,6 +92,7 @@ class SemanticSegmentationMetric(StreamedMetric):
 
 
 PANOPTIC, SEMANTIC, INSTANCE, TRIED = "panoptic", "semantic", "instance", "tried"
+DEFAULT_THRESHOLD = 0.5  # Minimum class probability of a segment.
 TRIED_THRESHOLDS = (0.2, 0.35, DEFAULT_THRESHOLD, 0.65, 0.8)
 MATCH_IOU = 0.5  # Segments match if their IoU is above this value. Each segment then has at most one match.
 
@@ -178,13 +169,6 @@ class PanopticMetric(StreamedMetric):
             **{name: mean_without_nan(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
             **{name: mean_without_nan(classes[label]["pq"] for label in labels) for name, labels in kinds.items()},
         }
-
-    def count_objects(self, threshold: float) -> ObjectCounts:
-        """Return the numbers of countable segments, of predicted ones and of matches."""
-        found = [record[label] for record in self.records for label in self.thing_ids & record.keys()]
-        matches = sum(own.true_positives for own in found)
-        missed, invented = sum(own.false_negatives for own in found), sum(own.false_positives for own in found)
-        return ObjectCounts(matches + missed, matches + invented, matches)
 
     def _class_scores(self, label: int) -> dict[str, float]:
         found = [record[label] for record in self.records if label in record]
@@ -310,10 +294,9 @@ class UniversalMetric(StreamedMetric):
                 classes[name] |= scores
         return {name: scores for name, scores in classes.items() if scores}
 
-    def count_objects(self, threshold: float) -> ObjectCounts | None:
-        """Return the numbers of objects and predictions of the panoptic metric or, without it, of the instances."""
-        part = self.parts.get(PANOPTIC if PANOPTIC in self.parts else INSTANCE)
-        return part.count_objects(threshold) if part is not None and INSTANCE in self.parts else None
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, predicted instances and matches; 0 without countable classes."""
+        return self.parts[INSTANCE].count_objects(threshold) if INSTANCE in self.parts else (0, 0, 0)
 
     def best_threshold(self) -> Threshold | None:
         """Return the candidate score threshold of segments with the best panoptic quality (PQ).

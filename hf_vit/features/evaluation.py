@@ -1,10 +1,8 @@
-"""Evaluation of features by k-nearest neighbors, a linear probe, and retrieval of images of the same class.
+"""Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class."""
 
-Shapes: M training images, B test images, D feature size.
-"""
+# Shapes: M training images, B test images, D feature size
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,10 +97,10 @@ def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def evaluate_folders(
-    train: str | os.PathLike[str],
-    test: str | os.PathLike[str] | None = None,
+    train: str | Path,
+    test: str | Path | None = None,
     *,
-    output_dir: str | os.PathLike[str] | None = None,
+    output_dir: str | Path | None = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:

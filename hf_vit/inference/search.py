@@ -28,13 +28,13 @@ logger = logging.get_logger(__name__)
 
 
 def search_images(
-    model: str | os.PathLike[str],
-    inputs: str | os.PathLike[str],
+    model: str | Path,
+    inputs: str | Path,
     text: str,
     *,
     top_k: Annotated[int, COUNT] = 20,
     batch_size: Annotated[int, COUNT] = 16,
-    picture: str | os.PathLike[str] | None = None,
+    picture: str | Path | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
     """Rank images by their similarity to a text. Equivalent to `hf-vit search`.
@@ -58,9 +58,9 @@ def search_images(
         OSError: if there is no such model or file.
         ValueError: if there are no images, or the model does not compare images with texts.
     """
-    model, picture = os.fspath(model), None if picture is None else Path(picture)
+    model, picture = str(model), None if picture is None else Path(picture)
     check_places(None, picture)
-    sources = list(find_sources([os.fspath(inputs)]))
+    sources = list(find_sources([str(inputs)]))
     pages = list_pages(picture, min(len(sources), top_k))
     check_outputs(pages, [Path(source.file) for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()

@@ -1,6 +1,28 @@
-"""Draw attention, saliency and patch features of a model on photos."""
+"""Draw attention, saliency and patch features of a model on photos. Works with hf_vit models and published ViTs.
 
-import os
+Writes <photo>_<kind>.png for each photo, and pca.png and predictions.png for all photos together. By default all kinds
+are drawn that the model supports:
+
+    <photo>_attention    attention to the patches, per layer and head
+    <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
+    <photo>_saliency     relevance of each patch for a class (classifiers only)
+    <photo>_similarity   cosine similarity of one patch to all other patches
+    <photo>_positions    cosine similarity of the position embedding of one patch to those of all other patches
+    <photo>_patches      patch grid, tokens, attention between two patches, and mean distance of attention per layer
+    <photo>_words        patches that are relevant for each word of a text (image-text models only; needs --text)
+    pca                  principal components of the patch features as colors, the same colors in all photos
+    predictions          predictions as drawn by hf-vit predict (drawn by default only for multi-task models)
+
+Photos are resized without cropping and keep their aspect ratio.
+
+Examples:
+    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
+    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
+    hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds patches --point 320,200 --point 90,40
+    hf-vit visualize outputs/captions photo.jpg --output_dir outputs/maps --kinds words --text "a dog on grass"
+    hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -125,10 +147,10 @@ def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
 
 
 def visualize_model(
-    model: str | os.PathLike[str],
-    photos: Sequence[str | os.PathLike[str]],
+    model: str | Path,
+    photos: Sequence[str | Path],
     *,
-    output_dir: str | os.PathLike[str],
+    output_dir: str | Path,
     kinds: Annotated[list[str] | None, KINDS] = None,
     image_size: Annotated[int | None, COUNT] = None,
     point: list[tuple[float, float]] | None = None,
@@ -163,7 +185,7 @@ def visualize_model(
         ValueError: if the model cannot be opened, does not support a kind, or an existing file may not be replaced.
         OSError: if the model or a photo does not exist, or the output cannot be written.
     """
-    model, output_dir = os.fspath(model), Path(output_dir)
+    model, output_dir = str(model), Path(output_dir)
     check_writable(output_dir)
     files = find_images([Path(photo) for photo in photos])
     opened, processor = open_for_inspection(model, image_size, head)

@@ -459,8 +459,14 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
             raise ValueError(f"The input {dict(given)!r} has no key 'image'. Add it.")
-        if given.get("boxes") is None:
-            warn_of_whole_images(self.model.options, self.image_processor.box_padding)
+        share, padding = self.model.options.object_share, self.image_processor.box_padding
+        has_crops = padding != 1 if share is None else share < MIN_OBJECT_SHARE  # 1 is the padding of whole images
+        if has_crops and given.get("boxes") is None:
+            size = "" if share is None else f" that cover {share:.0%} of their images (median)"
+            logger.warning_once(
+                f"Images without boxes are used as a whole, but this model was trained on crops of objects{size}. "
+                "Pass the boxes of an object detector: boxes=... in Python, --boxes of hf-vit predict."
+            )
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
         size = (pixels.shape[-2], pixels.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
@@ -501,19 +507,6 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
 
     # Batched processing does not call these abstract methods of `Pipeline`.
     preprocess = _forward = postprocess = _one_by_one
-
-
-def warn_of_whole_images(options: HfViTKeypointConfig, box_padding: float) -> None:
-    """Warns once that whole images are used as objects, if the model was trained on crops of smaller objects."""
-    share = options.object_share
-    is_cropped = box_padding != 1 if share is None else share < MIN_OBJECT_SHARE  # 1 is the padding of whole images
-    if is_cropped:
-        size = "" if share is None else f", which cover {share:.0%} of their images (median)"
-        logger.warning_once(
-            "Images without boxes are used as a whole, but this model was trained on crops of objects"
-            f"{size}: the keypoints are inaccurate unless the object fills the image. Pass the boxes of an object "
-            "detector: boxes=... in Python, --boxes of hf-vit predict."
-        )
 
 
 def _with_boxes(inputs: Any, boxes: Any) -> Any:

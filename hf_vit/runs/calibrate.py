@@ -10,7 +10,6 @@ Examples:
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,7 +39,7 @@ SECTION_AFTER = "## Use"  # heading of the model card in front of which the sect
 
 
 def calibrate(
-    model: str | os.PathLike[str],
+    model: str | Path,
     data: str,
     *,
     split: str = "validation",

@@ -1,4 +1,10 @@
-"""Describe the installed versions and hardware, or a saved or published model."""
+"""Show the installed versions, hardware and recipes, or describe a saved or published model.
+
+Examples:
+    hf-vit info
+    hf-vit info outputs/photos
+    hf-vit info facebook/dinov2-small --image 224x160
+"""
 
 import os
 import platform
@@ -9,14 +15,13 @@ from typing import Any
 
 import psutil
 import torch
-from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .. import __version__
-from ..convert.model_card import read_warnings
+from ..convert.model_card import read_card_data
 from ..extras import install_command
 from ..flops import Stage, describe_stages
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -33,12 +38,7 @@ CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraint
 MOST_NAMES = 12  # Maximum number of listed class names
 
 
-def info(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    image: str | None = None,
-    report: Callable[[str], None] = print,
-) -> None:
+def info(model: str | Path | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
     """Describe the installation or a model. Equivalent to `hf-vit info`.
 
     Args:
@@ -51,7 +51,7 @@ def info(
         OSError: if the model does not exist.
         ValueError: if the model cannot be opened, or does not accept the image size.
     """
-    model = None if model is None else os.fspath(model)
+    model = None if model is None else str(model)
     for line in describe_installation() if model is None else describe_model(model):
         report(line)
     if image is not None:
@@ -175,13 +175,8 @@ def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:
-    """Yield lines with the warnings and the evaluation scores in a model card, or nothing if there are none."""
-    yield from (f"Warning: {sentence}" for sentence in read_warnings(name_or_path))
-    card = Path(name_or_path) / "README.md"
-    try:
-        data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
-    except (OSError, ValueError):  # OSError includes network errors.
-        return
+    """Yield a line with the evaluation scores in a model card, or nothing if there is no card or no score."""
+    data = read_card_data(name_or_path)
     results = [f"{result.metric_type} {result.metric_value:.4g}" for result in data.eval_results or []]
     if results:
         yield f"Scores: {', '.join(results)}, on {data.eval_results[0].dataset_name}"

@@ -1,6 +1,13 @@
-"""Check, list and upload a saved model."""
+"""Upload a saved model to the Hugging Face Hub: weights, code, image processor and card, in one commit.
 
-import os
+The uploaded model opens without hf_vit being installed. For example, for an image classifier:
+pipeline("image-classification", "user/name", trust_remote_code=True).
+
+Examples:
+    hf-vit push outputs/digits user/digits-vit --dry_run
+    hf-vit push outputs/digits user/digits-vit --private
+"""
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +30,7 @@ def describe(folder: Path) -> Iterator[str]:
 
 
 def push(
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     repo_id: str,
     *,
     private: bool | None = None,

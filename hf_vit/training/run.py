@@ -248,13 +248,9 @@ def finish(training: Training) -> None:
     trainer.save_model(_internal_call=True)  # upload after the report, which a failed upload would prevent
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
-    training.scores = task.write_report(
-        trainer,
-        warnings=describe_few_steps(task, trainer.state.max_steps),
-        command=training.command,
-        license=task.options.license,
-        base_model=task.options.model_name_or_path,
-    )
+    warnings, options = describe_few_steps(task, trainer.state.max_steps), task.options
+    facts = {"command": training.command, "license": options.license, "base_model": options.model_name_or_path}
+    training.scores = task.write_report(trainer, warnings=warnings, **facts)
     if trainer.is_world_process_zero():
         report(f"Scores: {joined(training.scores)}")
         if trainer.average is not None:

@@ -85,7 +85,7 @@ def pipe(folder):
 
 @pytest.mark.parametrize(
     ("share", "padding", "size"),
-    [(0.07, 1.25, ", which cover 7% of their images (median)"), (None, 1.25, ""), (0.9, 1.25, None), (None, 1, None)],
+    [(0.07, 1.25, " that cover 7% of their images (median)"), (None, 1.25, ""), (0.9, 1.25, None), (None, 1, None)],
 )
 def test_a_model_of_crops_warns_of_whole_images(pipe, folder, share, padding, size, monkeypatch):
     warned = []
@@ -96,7 +96,7 @@ def test_a_model_of_crops_warns_of_whole_images(pipe, folder, share, padding, si
     assert not warned
     pipe(photo(folder))
     assert len(warned) == (size is not None)
-    assert size is None or f"trained on crops of objects{size}: the keypoints are inaccurate" in warned[0]
+    assert size is None or f"this model was trained on crops of objects{size}. Pass the boxes" in warned[0]
 
 
 def photo(folder, number=0):

@@ -75,7 +75,7 @@ def test_predict_returns_keypoints_of_whole_images_above_the_threshold(
     monkeypatch.setattr(task_keypoint_detection.logger, "warning_once", warned.append)
     lines = predict(workplace, capsys, "pose")
     assert len(warned) == len(lines)
-    assert "trained on crops of objects: the keypoints are inaccurate" in warned[0]
+    assert "this model was trained on crops of objects. Pass the boxes" in warned[0]
     for line, (width, height) in zip(lines, SIZES.values(), strict=True):
         (pose,) = line["poses"]
         assert pose["labels"] == NAMES

@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
 
-from ...convert.model_card import read_warnings
+from ...convert.model_card import WARNINGS, read_card_data
 from ...visualize.attention import attention_maps
 from ...visualize.colors import segmentation_palette
 from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
@@ -73,7 +73,8 @@ class Panel:
     @cached_property
     def warnings(self) -> str:
         """Warnings in the card of the model as HTML."""
-        return "".join(f'<p class="error">{html.escape(text)}</p>' for text in read_warnings(self.model.source))
+        sentences = read_card_data(self.model.source).get(WARNINGS) or []
+        return "".join(f'<p class="error">{html.escape(str(text))}</p>' for text in sentences)
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""

@@ -184,12 +184,6 @@ def compare(info: TrainingInfo) -> list[str]:
     return sentences
 
 
-def list_warnings(info: TrainingInfo) -> list[str]:
-    """Return the sentences of `compare` for the baseline without images, which is the last one, and `warnings`."""
-    naive = dict([*info.baselines.items()][-1:])
-    return [*compare(replace(info, baselines=naive)), *info.warnings]
-
-
 def rank(info: TrainingInfo, metric: str, score: float) -> float:
     """Return a number that is higher for better scores. Scores with the same rounded text have equal numbers."""
     return round(-score if metric in info.lower_is_better else score, 4)
@@ -244,7 +238,9 @@ def describe_options(options: Any) -> dict[str, str]:
 
 
 def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:
-    """Write the card of a trained model, with metadata for the Hub, and log the sentences of `list_warnings`.
+    """Write the card of a trained model, with metadata for the Hub, and log its warnings.
+
+    Warnings are the `warnings` of `info`, and the metrics that do not surpass the baseline without images.
 
     Args:
         folder: Folder of the saved model.
@@ -273,6 +269,8 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         for metric, score in info.metrics.items()
     ]
     is_on_hub = info.base_model is not None and not Path(info.base_model).exists()
+    naive = dict([*info.baselines.items()][-1:])  # the last baseline ignores the images
+    warnings = [*compare(replace(info, baselines=naive)), *info.warnings]
     card_data = ModelCardData(
         model_name=info.model_name,
         license=info.license,
@@ -283,7 +281,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         base_model=info.base_model if is_on_hub else None,
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
-        **{WARNINGS: list_warnings(info) or None},  # shown where the model is used
+        **{WARNINGS: warnings or None},  # shown where the model is used
     )
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
     lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
@@ -293,6 +291,6 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
     write_atomically(path, str(card))
-    for sentence in list_warnings(info):
+    for sentence in warnings:
         logger.warning(sentence)
     return path

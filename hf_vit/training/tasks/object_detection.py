@@ -14,9 +14,10 @@ from ...data import load_object_detection
 from ...data.augmentation.joint import DetectionAugmentation
 from ...data.collators import ObjectDetectionCollator, multi_scale_sizes
 from ...data.datasets import TargetData
-from ...evaluation.base import DEFAULT_THRESHOLD, Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.calibration import fit_missed
 from ...evaluation.detection import DetectionMetric
+from ...evaluation.segmentation import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
 from ...model.pipeline_hf_vit import CORNERS

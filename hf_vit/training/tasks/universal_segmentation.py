@@ -15,8 +15,9 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
-from ...evaluation.base import DEFAULT_THRESHOLD, Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.segmentation import (
+    DEFAULT_THRESHOLD,
     INSTANCE,
     PANOPTIC,
     SEMANTIC,
