@@ -28,8 +28,9 @@ from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
 from hf_vit.runs import info
-from hf_vit.training import TASKS, HfViTTrainingArguments
-from hf_vit.training.run import command_line, words_of
+from hf_vit.runs.run import command_line, words_of
+from hf_vit.tasks import TASKS
+from hf_vit.training import HfViTTrainingArguments
 
 from .helpers.datasets import write_class_folders
 from .helpers.fresh import ROOT, run_with_package

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageClassification
 import hf_vit
 from hf_vit import cli, pretrain, pretraining
 from hf_vit.pretraining import PretrainingResult
-from hf_vit.training.planning import budget, keep_budget, plan
+from hf_vit.runs.plan import budget, keep_budget, plan
 
 from .helpers.datasets import write_class_folders
 

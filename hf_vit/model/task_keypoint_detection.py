@@ -462,9 +462,9 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         share, padding = self.model.options.object_share, self.image_processor.box_padding
         has_crops = padding != 1 if share is None else share < MIN_OBJECT_SHARE  # 1 is the padding of whole images
         if has_crops and given.get("boxes") is None:
-            size = "" if share is None else f" that cover {share:.0%} of their images (median)"
+            extent = "" if share is None else f" that cover {share:.0%} of their images (median)"
             logger.warning_once(
-                f"Images without boxes are used as a whole, but this model was trained on crops of objects{size}. "
+                f"Images without boxes are used as a whole, but this model was trained on crops of objects{extent}. "
                 "Pass the boxes of an object detector: boxes=... in Python, --boxes of hf-vit predict."
             )
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)

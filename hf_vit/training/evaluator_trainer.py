@@ -14,18 +14,17 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
-from ..evaluation.base import BaseEvaluator, Threshold
+from ..evaluation.base import CHOOSING, BaseEvaluator, Threshold
 from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
+from ..outputs import AVERAGE_FOLDER
 from .lora import unwrap_peft
 from .optimizer import find_backbone
-from .output_folder import AVERAGE_FOLDER
 from .trainer import HfViTTrainer, replaced
 
 
 MAX_PICTURED = 6
-CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a threshold
 
 
 class EvaluatorTrainer(HfViTTrainer):

@@ -28,14 +28,15 @@ from transformers.utils import (
 from .. import model as travelling
 from ..model.calibration import SIMILARITY_FILE
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
-from ..outputs import LOCK_NAME, FolderState, find_folder_state, flush_folder
-from .checkpoints import last_checkpoint, on_first_process, resolve_checkpoint
+from ..outputs import AVERAGE_FOLDER, LOCK_NAME, FolderState, find_folder_state, flush_folder
+from ..processes import on_first_process
+from .checkpoints import last_checkpoint, resolve_checkpoint
 
 
 logger = logging.get_logger(__name__)
-AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
 ADAPTER_FOLDER = "adapter"  # subfolder with the LoRA adapter that was merged into the model
 CARD = "README.md"
+PLACE = "path/to/this/folder"  # place of a model in its card before it is uploaded
 TRAINING_ARGS_JSON = "training_args.json"
 
 # Patterns of `fnmatch` for a saved model: configuration, weights, processors with tokenizers, and model code

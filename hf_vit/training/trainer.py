@@ -25,11 +25,15 @@ from transformers.utils import PushInProgress, hf_api, logging
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
 from ..data.augmentation.multi_task import MultiTaskDataset
+from ..data.collators import CaptionCollator, Collator, ImageTextCollator
 from ..data.fingerprint import FEATURE_FOLDER
 from ..model.task_image_captioning import HfViTForImageTextToText
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
-from ..outputs import write_atomically
+from ..options.training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
+from ..outputs import AVERAGE_FOLDER, write_atomically
+from ..processes import on_first_process
+from ..tasks.common.regularization import AttachedTransform, BatchTransform, Mixing
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
@@ -38,7 +42,6 @@ from .checkpoints import (
     CONDITIONS,
     complete,
     delete_older,
-    on_first_process,
     read_conditions,
     read_state,
     resolve_checkpoint,
@@ -47,13 +50,12 @@ from .checkpoints import (
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
 from .finetuning.frozen_features import FrozenFeatures, check_cache
+from .hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
-from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
-from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
-from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
+from .output_folder import ADAPTER_FOLDER, CARD, TRAINING_ARGS_JSON
+from .regularization import BatchTransforms, size_transforms, training_sampler
 from .streams import StreamPosition, read_own_shards
-from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
 
 
 logger = logging.get_logger(__name__)
@@ -145,6 +147,9 @@ class HfViTTrainer(Trainer):
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
         # This filter for NaN and infinity would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
+        # These collators read columns that are not arguments of the model, such as `image`.
+        if isinstance(self.data_collator, Collator | ImageTextCollator | CaptionCollator):
+            self.args.remove_unused_columns = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
         if self.args.ddp_find_unused_parameters is None:  # the search for unused parameters slows down every step
@@ -164,7 +169,6 @@ class HfViTTrainer(Trainer):
         self.averaged_scores: dict[str, float] = {}  # scores of the averaged weights in the last evaluation
         self._resumed_step = 0
         self.lengths: dict[int, int] = {}  # total numbers of steps, by the step of each change; see `planned_step`
-        self.has_learned = False  # whether any step had a learning rate above 0
         self.most_steps = 0  # maximum total number of steps after changes, see `change_length`
         self.features: FrozenFeatures | None = None  # stored features that replace training images
         self.lr_factors: dict[str, float] = {}  # see `make_parameter_groups`
@@ -174,6 +178,9 @@ class HfViTTrainer(Trainer):
         if self.options.cached_views and not isinstance(self.train_dataset, MultiTaskDataset):
             check_cache(self)
         self._add_callbacks()
+        for transform in batch_transforms:
+            if isinstance(transform, AttachedTransform):
+                transform.attach(self)
 
     def _prepare_optimization(self) -> None:
         """Check the optimizer options and freeze the requested parts."""
@@ -291,7 +298,7 @@ class HfViTTrainer(Trainer):
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
         """Return the checkpoint to resume from, and record its step."""
-        self._resumed_step, self.lengths, self.has_learned = 0, {}, False
+        self._resumed_step, self.lengths = 0, {}
         checkpoint = on_first_process(self.args, lambda: resolve_checkpoint(wanted, self.args.output_dir))
         if checkpoint is None:
             return None
@@ -300,7 +307,7 @@ class HfViTTrainer(Trainer):
         if (step := stopped_early_at(state)) is not None:
             logger.warning(f"Early stopping has ended this run at step {step}. Training does not continue.")
             self.args.max_steps = step
-        self._resumed_step, self.has_learned = int(state["global_step"]), True
+        self._resumed_step = int(state["global_step"])
         known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
         self.lengths = {int(step): length for step, length in known.items()}
         return checkpoint
@@ -348,7 +355,6 @@ class HfViTTrainer(Trainer):
             is_counted = best_flops(self.args) is not None and self.features is None
             flops = training_flops(self.plain_model, height, width) if is_counted else 0
             self.throughput.count(count, count * flops)
-        self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
         with nullcontext() if self.features is None else self.features.serving(inputs):
             loss = super().training_step(model, inputs, *args, **kwargs)
         self.safe_stop.add_loss(loss)

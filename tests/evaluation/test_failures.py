@@ -10,11 +10,11 @@ from hf_vit.evaluation.classification import ClassificationMetric
 from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.evaluation.keypoints import KeypointMetric
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric, UniversalMetric
-from hf_vit.training.tasks.image_classification import ClassificationEvaluator
-from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
-from hf_vit.training.tasks.object_detection import DetectionEvaluator
-from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
-from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator
+from hf_vit.tasks.image_classification import ClassificationEvaluator
+from hf_vit.tasks.keypoint_detection import KeypointEvaluator
+from hf_vit.tasks.object_detection import DetectionEvaluator
+from hf_vit.tasks.semantic_segmentation import SemanticEvaluator
+from hf_vit.tasks.universal_segmentation import UniversalEvaluator
 
 
 NAMES = ["grass", "cat", "dog"]

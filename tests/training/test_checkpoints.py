@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_vit.training import HfViTTrainer, ImageClassification, NotFiniteError, Preempted, last_checkpoint
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, NotFiniteError, Preempted, last_checkpoint
 from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.errors import CheckpointError
 from hf_vit.training.optimizer import whole as whole_tensor
@@ -459,8 +460,8 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 
 
 def test_the_best_model_is_that_of_a_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # With a learning rate of 0, the weights never change, so no evaluation is better than the first.
-    options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 2}
+    # With a negligible learning rate, the weights never change, so no evaluation is better than the first.
+    options = {**EVERY_STEP, **BEST, "learning_rate": 1e-30, "save_total_limit": 2}
     folder = tmp_path / "after"
     digits_trainer(tmp_path / "before", max_steps=3, **options).train()
     (tmp_path / "before").rename(folder)
@@ -501,10 +502,8 @@ def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
     """Run the training command and call `act` at the given step. Return the exit code or the error message."""
 
     class TaskWithAction(ImageClassification):
-        def make_trainer(self) -> HfViTTrainer:
-            trainer = super().make_trainer()
-            trainer.add_callback(AtStep(step, act))
-            return trainer
+        def trainer_arguments(self, *args: Any) -> dict[str, Any]:
+            return {**super().trainer_arguments(*args), "callbacks": [AtStep(step, act)]}
 
     with pytest.raises(SystemExit) as stopped:
         run(TaskWithAction, [*SCRIPT, *options], None, lambda line: None)
@@ -536,9 +535,9 @@ def test_command_names_an_image_that_becomes_unreadable(
 
 
 def trainer_in(folder: Path, **options: Any) -> HfViTTrainer:
-    """Return a trainer with a learning rate of 0, so that no evaluation is better than the first."""
+    """Return a trainer with a negligible learning rate, so that no evaluation is better than the first."""
     epochs = {"num_train_epochs": 9, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": None}
-    return regularized_trainer(folder, 8, **{"learning_rate": 0.0, **epochs, **options})
+    return regularized_trainer(folder, 8, **{"learning_rate": 1e-30, **epochs, **options})
 
 
 def test_resuming_restores_patience_and_early_stopping(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, get_scheduler
 
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
+from hf_vit.runs.model_card import describe_options
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
 from hf_vit.training import optimizer as optimizer_module
 from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, orthogonalize, planned_step
-from hf_vit.training.publishing.model_card import describe_options
 
 from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
 from ..helpers.references import assert_identical

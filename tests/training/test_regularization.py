@@ -28,22 +28,16 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
-from hf_vit.training.publishing.model_card import describe_recipe
-from hf_vit.training.regularization import (
-    REFUSED,
-    BatchTransforms,
-    BinaryCrossEntropy,
-    ImageSizes,
-    Mixing,
-    PatchDropout,
-    regularize,
-    resize_batch,
-    size_transforms,
-)
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.runs import build_run
+from hf_vit.runs.model_card import describe_recipe
+from hf_vit.tasks import ImageClassification
+from hf_vit.tasks.base import plain_batches
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
+from hf_vit.tasks.common.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
+from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
+from hf_vit.training.regularization import REFUSED, BatchTransforms, ImageSizes, resize_batch, size_transforms
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import TRAINING_CASES, pixels, small_config
@@ -165,7 +159,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
 def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_path: Path) -> None:
     model = build(HfViTForImageClassification, small_config(use_distillation_token=True))
     distillation = small_distillation("hard", model)
-    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1, distillation)
+    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1)
     options = {"max_steps": 1, "learning_rate": 0.0, "per_device_train_batch_size": 4}
     args = training_arguments(tmp_path, label_smoothing_factor=0.1, **options)
     examples = examples_of({"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)})
@@ -180,12 +174,11 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     own = F.cross_entropy(outputs.cls_logits, batch["labels"])
     theirs = F.cross_entropy(outputs.distillation_logits, answers)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float((own + theirs) / 2), rel=1e-4)
-    features = small_distillation("features", model)
-    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=distillation)
+    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"))
     with pytest.raises(ValueError, match=r"Remove compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=distillation, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 removes patches, but feature distillation needs"):
-        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
+        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), learns_features=True)
 
 
 def test_each_step_has_all_augmentations_of_its_images_and_two_processes_share_them() -> None:
@@ -362,9 +355,9 @@ def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
 def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Path) -> None:
     data, whitening = write_colors(tmp_path / "colors"), ("--whiten_patches", "true")
     for options in ([], ["--streaming", "true", *A_FEW]):
-        task = make_task(data, tmp_path / "output", *whitening, *options)
-        trainer = task.make_trainer()
-        batches = task.plain_batches(trainer.model, trainer.processing_class, NUM_IMAGES)
+        run = build_run(make_task(data, tmp_path / "output", *whitening, *options))
+        trainer = run.trainer
+        batches = plain_batches(run.task, trainer.model, trainer.processing_class, run.data, NUM_IMAGES)
         inputs = torch.cat([batch["pixel_values"] for batch in batches])
         projection = trainer.model.base_model.embeddings.patch_embeddings.projection
         states = projection(inputs).flatten(2).mT.flatten(0, 1).detach()

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
-from ..output_folder import AVERAGE_FOLDER
+from ...outputs import AVERAGE_FOLDER
 from .state import StatefulCallback
 
 

@@ -12,7 +12,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from ...data.augmentation.datasets import AugmentedDataset
-from ..checkpoints import find_load_error, on_first_process, read_state
+from ...processes import on_first_process
+from ..checkpoints import find_load_error, read_state
 from ..errors import CheckpointError, how_to_resume
 
 

@@ -7,7 +7,6 @@ hidden size.
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,10 +38,11 @@ from ...model.task_configurations import TASK_CONFIGS
 from ...model.task_image_reconstruction import HfViTForImageReconstruction
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
-from ..checkpoints import on_first_process
+from ...outputs import find_intact, recorded_file, remove_unfinished
+from ...processes import on_first_process
+from ...tasks.common.regularization import Mixing
 from ..errors import format_bytes
 from ..optimizer import find_backbone
-from ..regularization import Mixing
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ PROBED = 4  # number of images that are encoded to determine the required featur
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
 MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
 # Fields of the configuration that do not influence features
-NOT_FEATURES = ("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type")
+NOT_FEATURES = {"_name_or_path", "architectures", "dtype", "transformers_version", "problem_type"}
+NOT_FEATURES |= {"out_features", "out_indices", "stage_names"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -306,7 +307,7 @@ class FrozenFeatures:
         is_read = isinstance(examples, TargetDataset)
         start = nn.ModuleList([backbone.embeddings, backbone.pre_norm, *backbone.encoder.layers[:count]])
         fields_of_backbone = {
-            name: value for name, value in backbone.config.to_dict().items() if not isinstance(value, dict | list)
+            name: value for name, value in backbone.config.to_dict().items() if not isinstance(value, dict)
         }
         described = {
             "version": __version__,
@@ -343,12 +344,15 @@ class FrozenFeatures:
         return self.folder / f"view-{view:04d}-{number:05d}.arrow"
 
     def _extract(self) -> None:
-        """Compute and write the missing files, and report the number of images and the time."""
+        """Compute and write the missing and damaged files, and report the number of images and the time."""
         trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
-        is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
+        files = {shard: self._file(*shard).name for shard in self._shards()}
+        intact = find_intact(self.folder, files.values())
+        is_missing = {shard: name not in intact for shard, name in files.items()}
         trainer.accelerator.wait_for_everyone()  # all processes must list the files before a file is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.folder)
         hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
         total = sum(len(self._numbers(number)) for _, number in own)
         with logging.tqdm(total=total, desc="Features", disable=hides_bar) as bar:
@@ -367,7 +371,7 @@ class FrozenFeatures:
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
-        """Compute the features of one file, and write the file atomically."""
+        """Compute the features of one file, and write it atomically with its checksum."""
         loader = DataLoader(
             Subset(self._images(view), self._numbers(number)),
             BATCH_SIZE,
@@ -376,9 +380,11 @@ class FrozenFeatures:
             generator=torch.Generator(),  # restore the state of the global random generator
         )
         columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
-        file = self._file(view, number)
-        part = file.with_suffix(f".{os.getpid()}")
-        with ArrowWriter(path=str(part), features=Features({TARGET: Value("binary"), **columns})) as writer:
+        features = Features({TARGET: Value("binary"), **columns})
+        with (
+            recorded_file(self._file(view, number)) as unfinished,
+            ArrowWriter(path=str(unfinished), features=features) as writer,
+        ):
             for batch, targets in loader:
                 with self.precision():
                     states = self.part.run(send_to_device(batch, self.trainer.plain_model.device))
@@ -386,7 +392,6 @@ class FrozenFeatures:
                 writer.write_table(pa.table({TARGET: pa.array(targets, pa.binary()), **table}))
                 update(len(targets))
             writer.finalize()
-        os.replace(part, file)
 
     def _rounded(self, states: Tensor) -> pa.Array:
         """Flatten the features (B, ...) of each image into a list, as stored on disk."""

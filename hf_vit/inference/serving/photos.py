@@ -1,0 +1,98 @@
+"""Photos and pictures of the page: files that only the browser session that stored them can use."""
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+
+FOLDER = "hf_vit_serve_{process}_{started}_"  # start of the names of folders; the start time is in seconds
+LIFETIME = 600  # seconds after which a file is deleted
+OVERHEAD = 4096  # bytes of disk space that a file needs in addition to its content
+PICTURE = ".jpg"  # suffix of pictures that the page shows; photos have no suffix
+
+
+def name_folder() -> str:
+    """Return the start of the name of this process's folder, by which `remove_abandoned_folders` finds it."""
+    return FOLDER.format(process=os.getpid(), started=int(time.time()))
+
+
+def remove_abandoned_folders() -> None:
+    """Remove the folders of processes that have ended without removing them."""
+    for folder in Path(tempfile.gettempdir()).glob(FOLDER.format(process="*", started="*") + "*"):
+        if not (found := re.match(FOLDER.format(process="([0-9]+)", started="([0-9]+)"), folder.name)):
+            continue
+        process, started = map(int, found.groups())
+        try:
+            # The id of an ended process can be reused, by a process that started later.
+            is_running = psutil.Process(process).create_time() <= started + 1
+        except psutil.Error as error:
+            is_running = not isinstance(error, psutil.NoSuchProcess)
+        if not is_running:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Photo(NamedTuple):
+    """An encoded photo, and the session that uploaded it."""
+
+    content: bytes
+    session: str
+
+
+class StoredFile(NamedTuple):
+    """Record of a file."""
+
+    session: str
+    size: int  # bytes
+    time: float  # of the monotonic clock
+
+
+class PhotoStore:
+    """Photos that the page uploads, and pictures that it shows. Each file belongs to a session.
+
+    Files are deleted after `LIFETIME` seconds. If they exceed `max_bytes` in total, the oldest are deleted earlier.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder.resolve(), max_bytes
+        self._files: dict[str, StoredFile] = {}  # oldest first
+        self._lock = threading.Lock()
+
+    def add(self, content: bytes, session: str, suffix: str = "") -> str:
+        """Store a file under a random name, and return its path."""
+        file = self.folder / f"{secrets.token_hex(16)}{suffix}"
+        file.write_bytes(content)
+        with self._lock:
+            self._files[str(file)] = StoredFile(session, len(content) + OVERHEAD, time.monotonic())
+        self.remove_old()
+        return str(file)
+
+    def remove_old(self) -> None:
+        """Delete files older than `LIFETIME`, and the oldest files as long as the total size is too large."""
+        with self._lock:
+            size, oldest = sum(stored.size for stored in self._files.values()), time.monotonic() - LIFETIME
+            for path, stored in list(self._files.items()):
+                if size <= self.max_bytes and stored.time > oldest:
+                    break
+                size -= self._files.pop(path).size
+                Path(path).unlink(missing_ok=True)
+
+    def session_of(self, path: str) -> str | None:
+        """Return the session of a stored file.
+
+        It is None for all other paths, and if the stored file was replaced by a link, FIFO or device.
+        """
+        stored, file = self._files.get(path), Path(path)
+        return stored.session if stored and file.resolve() == file and file.is_file() else None
+
+    def read(self, path: str) -> Photo | None:
+        """Return a stored photo, or None if it is not or no longer stored."""
+        session = self.session_of(path)
+        return None if session is None else Photo(Path(path).read_bytes(), session)
