@@ -264,8 +264,7 @@ def merged(shared: bool = False) -> Page:
     pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
     options: dict[str, Option] = {}
     for name, option in (item for page in pages for item in page["options"].items()):
-        known = options.get(name, option)
-        options[name] = {key: value for key, value in option.items() if known.get(key) == value}
+        options[name] = {key: value for key, value in option.items() if options.get(name, option).get(key) == value}
     options["dataset_name"]["help"] = "Data for the task of the model. hf-vit evaluate MODEL --help lists the formats."
     if shared:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}

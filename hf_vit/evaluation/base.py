@@ -24,8 +24,8 @@ CHOOSING = "choosing"  # prefix of the names of scores that are only used to cho
 # 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 # An evaluation names classes with a score below `ZERO`, and objects if a smaller share than `LEAST_FOUND` is found.
-ZERO, LEAST_FOUND = 0.0005, 0.5
-USUAL_THRESHOLD = 0.5  # Score threshold of objects if none has been chosen.
+# `USUAL_THRESHOLD` is the score threshold of objects if none has been chosen.
+ZERO, LEAST_FOUND, USUAL_THRESHOLD = 0.0005, 0.5, 0.5
 
 
 class Threshold(NamedTuple):

@@ -247,8 +247,8 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         for metric, score in info.metrics.items()
     ]
     is_on_hub = info.base_model is not None and not Path(info.base_model).exists()
-    naive = dict([*info.baselines.items()][-1:])  # the last baseline ignores the images
-    warnings = [*compare(replace(info, baselines=naive)), *info.warnings]
+    # The last baseline ignores the images.
+    warnings = [*compare(replace(info, baselines=dict([*info.baselines.items()][-1:]))), *info.warnings]
     card_data = ModelCardData(
         model_name=info.model_name,
         license=info.license,

@@ -219,7 +219,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     options: KeypointArguments
 
     def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the mirrored pairs, lines and error tolerances, the relative area of boxes, and the norm of a new head.
+        """Return mirrored pairs, lines, error tolerances and the relative area of boxes, and the norm of a new head.
 
         This norm uses no batch statistics, so that results do not depend on the batch size.
         """
