@@ -214,7 +214,7 @@ class HfViTTrainingArguments(TrainingArguments):
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
     report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
-    fsdp: bool | str | None = field(default=None, metadata={"const": True})
+    fsdp: bool | None = field(default=None, metadata={"const": True})
     optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
@@ -245,6 +245,12 @@ class HfViTTrainingArguments(TrainingArguments):
             raise ValueError(
                 "accelerate launch starts only one process on CPUs (MULTI_CPU, --cpu), but several are requested. "
                 "Use torchrun --nproc_per_node N instead."
+            )
+        wants_fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        if wants_fsdp and self.device.type == "cpu":  # accelerate would use DDP instead, without a warning
+            raise ValueError(
+                "FSDP requires GPUs, but this process uses the CPU. Remove --fsdp, or choose an accelerate "
+                "configuration without FSDP; several processes on CPUs then train with DDP."
             )
         check_optimization(self)
         self.check_combinations()

@@ -190,6 +190,19 @@ def test_an_interrupted_extraction_keeps_whole_files(
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
 
 
+def test_the_progress_bar_of_an_extraction_ends_at_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 24)  # does not divide the number of images
+    train_digits(tmp_path, max_steps=1, disable_tqdm=False)
+    count = 2 * NUM_TRAIN
+    assert re.findall(r"Features: +(\d+)%\|[^|]*\| (\d+)/(\d+) ", capsys.readouterr().err)[-1] == (
+        "100",
+        str(count),
+        str(count),
+    )
+
+
 @pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
 def test_damaged_features_are_computed_again(
     damage: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -21,6 +21,7 @@ from matplotlib import colormaps
 from PIL import Image, ImageDraw
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from ...convert.model_card import WARNINGS, read_card_data
 from ...visualize.attention import attention_maps
 from ...visualize.colors import segmentation_palette
 from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
@@ -80,8 +81,15 @@ class Panel:
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
-        """Return the heading as HTML: name of the model, its task, and a note."""
-        return f'<h3>{html.escape(self.model.name)}</h3><span class="quiet">{self.model.task} {note}</span>'
+        """Return the heading as HTML: name of the model, its task, a note, and the warnings of its card."""
+        name = html.escape(self.model.name)
+        return f'<h3>{name}</h3><span class="quiet">{self.model.task} {note}</span>{self.warnings}'
+
+    @cached_property
+    def warnings(self) -> str:
+        """Warnings in the card of the model as HTML."""
+        sentences = read_card_data(self.model.source).get(WARNINGS) or []
+        return "".join(f'<p class="error">{html.escape(str(text))}</p>' for text in sentences)
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""

@@ -355,6 +355,10 @@ class FrozenFeatures:
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
+    def _numbers(self, number: int) -> range:
+        """Return the numbers of the images in a file."""
+        return range(len(self.source))[number * ROWS_PER_SHARD : (number + 1) * ROWS_PER_SHARD]
+
     def _file(self, view: int, number: int) -> Path:
         return self.place / f"view-{view:04d}-{number:05d}.arrow"
 
@@ -369,7 +373,8 @@ class FrozenFeatures:
         self.place.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.place)
         hides_bar = args.disable_tqdm or args.process_index > 0
-        with logging.tqdm(total=len(own) * ROWS_PER_SHARD, desc="Features", disable=hides_bar) as bar:
+        total = sum(len(self._numbers(number)) for _, number in own)
+        with logging.tqdm(total=total, desc="Features", disable=hides_bar) as bar:
             for shard in own:
                 self._write(*shard, bar.update)
         self.accelerator.wait_for_everyone()
@@ -386,10 +391,8 @@ class FrozenFeatures:
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
         """Compute the features of one file, and write it atomically with its checksum."""
-        start = number * ROWS_PER_SHARD
-        images = self._images(view)
         loader = DataLoader(
-            Subset(images, range(start, min(start + ROWS_PER_SHARD, len(images)))),
+            Subset(self._images(view), self._numbers(number)),
             BATCH_SIZE,
             num_workers=self.args.dataloader_num_workers,
             collate_fn=ExtractionCollator(self.image_collator),
