@@ -348,7 +348,7 @@ def test_info_lists_versions(
     said = capsys.readouterr().out
     for extra in project["optional-dependencies"]:
         assert f"Extra {extra}: " in said
-    for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "schedulefree", "peft", "onnxruntime", "ruff"):
+    for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "peft", "onnxruntime", "ruff"):
         assert f" {name} {version(name)}" in said
 
     constraints = tmp_path / "constraints.txt"

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -37,11 +37,6 @@ from .resolve import convert_all
 MAX_WORKERS = 8  # default limit of worker processes
 MINUTES = Range(0.01)
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
-SCHEDULE_FREE = (
-    OptimizerNames.SCHEDULE_FREE_ADAMW,
-    OptimizerNames.SCHEDULE_FREE_RADAM,
-    OptimizerNames.SCHEDULE_FREE_SGD,
-)
 # Names of the linear layers of attention and of plain and gated MLPs in all models of this package
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
@@ -149,12 +144,6 @@ class HfViTTrainingArguments(TrainingArguments):
         "height must equal that of image_size. Training steps with small images are several times as fast.",
         COUNT,
     )
-    multi_scale_sizes: list[int] | None = sizes_option(
-        None,
-        "Heights in pixels, such as 24 32 40, from which one is drawn for every training batch. Heights above "
-        "image_size upscale the images.",
-        COUNT,
-    )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
     lora_rank: int | None = lora_option(
@@ -205,9 +194,10 @@ class HfViTTrainingArguments(TrainingArguments):
         resume="free",
         private=True,
     )
-    length_changes: list[str] | None = option(
+    recorded_schedule: str | None = option(
         None,
-        "Changes of the number of steps, such as 143:812, as recorded in recipe.yaml for runs with a time budget.",
+        "File schedule.json of a run with a time budget, whose steps and learning rates are repeated; a path in a "
+        "recipe is relative to the recipe.",
         resume="free",
     )
     # After a resume, early stopping and the measurement of the wall time continue from their saved states.
@@ -232,7 +222,6 @@ class HfViTTrainingArguments(TrainingArguments):
         if isinstance(self.report_to, str):
             self.report_to = Names(split_names(self.report_to))
         check_library(self)
-        parse_changes(self.length_changes)
         # On a CPU, transformers allows bfloat16 and several processes only on request.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
@@ -278,16 +267,6 @@ class HfViTTrainingArguments(TrainingArguments):
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
                 "Remove one of the two options."
             )
-        if self.progressive_sizes and self.multi_scale_sizes:
-            raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both set "
-                "the size of training images. Remove one of them."
-            )
-        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
-            raise ValueError(
-                f"optim={self.optim.value} already averages the weights, so ema_decay={self.ema_decay} would average "
-                "them twice. Remove one of the two options."
-            )
         if self.lora_rank is not None:
             check_packages("lora_rank", "peft", extra="peft")
 
@@ -304,7 +283,7 @@ class TrainerArguments(HfViTTrainingArguments):
     choose_defaults: bool | None = field(default=None, init=False)
     early_stopping_patience: int | None = field(default=None, init=False)
     dry_run: bool = field(default=False, init=False)
-    length_changes: list[str] | None = field(default=None, init=False)
+    recorded_schedule: str | None = field(default=None, init=False)
     report_to: str = "tensorboard" if is_tensorboard_available() else "none"
     fsdp: bool | None = field(default=None, metadata={"nargs": "?", "const": True})
 
@@ -333,10 +312,9 @@ def check_optimization(args: TrainingArguments) -> None:
             f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Remove one of the two "
             "options."
         )
-    if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
+    if args.optim.value.startswith("schedule_free"):  # checkpoints would contain weights that are not averaged
         raise ValueError(
-            f"optim={args.optim.value} includes warm-up and needs no schedule, but "
-            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value}. Use --lr_scheduler_type constant."
+            f"optim={args.optim.value} is not supported. Use the default optimizer with --ema_decay 0.999."
         )
 
 
@@ -349,24 +327,6 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
             "the run. Reduce one of them."
         )
     return int(steps)
-
-
-def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
-    """Return a mapping from a step to the total number of steps that applies from that step on.
-
-    Args:
-        changes: Entries such as "143:812": from step 143 on, the run has 812 steps.
-
-    Raises:
-        ValueError: If an entry does not have this form.
-    """
-    found = dict[int, int]()
-    for change in changes or ():
-        step, _, length = change.partition(":")
-        if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
-            raise ValueError(f"length_changes={change!r} must be a step and a new number of steps, such as 143:812.")
-        found[int(step)] = int(length)
-    return found
 
 
 def check_library(args: TrainingArguments) -> None:

@@ -70,14 +70,13 @@ def calibrate(
     with TemporaryDirectory() as folder:
         held = prepare_evaluation({**given, "split": split, "output_dir": folder})
         task, trainer = held.task, held.trainer
-        trainer.eval_dataset = held.examples
-        if not trainer.calibrate(trainer.eval_dataset):
+        if not trainer.calibrate(held.examples):
             raise ValueError(
                 f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
                 f"than {LEAST_FITTED}. Use more images."
             )
         if task.chooses_threshold:
-            trainer.choose_threshold()
+            trainer.choose_threshold(held.examples)
         complete_calibration(trainer)
         fitted = trainer.plain_model.calibration
         tested = prepare_evaluation({**given, "output_dir": folder})

@@ -201,8 +201,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
 
 def describe_options(options: Any) -> dict[str, str]:
     """Return table rows for the options whose values differ from their defaults."""
-    heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
-    change = "for equal shares of the steps" if options.progressive_sizes else "one chosen at random for each batch"
+    heights = ", ".join(map(str, options.progressive_sizes or ()))
     rows = (
         ("matrices of blocks", options.use_muon, "Muon"),
         ("learning rate decay per layer", options.layer_decay != 1, f"x {options.layer_decay:g}"),
@@ -210,7 +209,7 @@ def describe_options(options: Any) -> dict[str, str]:
         ("frozen", options.freeze, ", ".join(options.freeze or ())),
         ("trained blocks", options.trainable_blocks is not None, f"the last {options.trainable_blocks}"),
         ("average of the weights", options.ema_decay, f"exponential, decay {options.ema_decay}, in `ema/`"),
-        ("image heights", heights, f"{heights} pixels, {change}"),
+        ("image heights", heights, f"{heights} pixels, for equal shares of the steps"),
     )
     return {name: text for name, differs, text in rows if differs}
 

@@ -76,7 +76,7 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
         "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
         "is_chosen_on_evaluated": best is not None and split == "validation",
         "arguments": RECIPE_NAME,
-        "seconds": trainer.seconds,
+        "seconds": trainer.progress.seconds,
         "location": trainer.hub_model_id or TrainingInfo.location,
     }
 
@@ -104,10 +104,7 @@ def score_split(
     metric.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
-    trainer.predictions = []
-    metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    lines, trainer.predictions = trainer.predictions, None
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
+    scores, lines = trainer.score(examples, split)
     pictures = {evaluator.caption: f"{split}_examples.png"} if evaluator.caption else {}
     for picture in pictures.values():
         draw_examples(trainer, examples, folder / picture)

@@ -124,5 +124,5 @@ def test_tabs_with_a_model_of_several_heads_keep_their_photos(tmp_path: Path) ->
             assert other.request.get(str(source)).status == 403
         for file in filter(Path.is_file, store.folder.iterdir()):
             file.unlink()
-        page.locator("img[src*='/file=']").first.click(position={"x": 5, "y": 5})
-        expect(page.get_by_text("The photo is no longer stored")).to_be_visible()
+        page.locator("img[src*='/file=']").first.click()
+        expect(page.get_by_text("The photo is no longer stored").first).to_be_visible(timeout=WAIT)

@@ -143,7 +143,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
@@ -263,7 +264,7 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Remove mixup"),
+        ({"progressive_sizes": [16, 28]}, "Remove mixup"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def serve_models(
 
         given = {"top_k": top_k, "candidate_labels": labels}
         opened = open_models(models, given, batch_size, max_queue, **options)
-        limits = Limits(round(max_megabytes * 1e6), max_pixels, timeout, max_queue)
-        run_server(opened, limits, token, hosts, host, port, report)
+        limits = Limits(round(max_megabytes * 1e6), max_pixels, timeout, max_queue, hosts)
+        run_server(opened, limits, token, host, port, report)
 
 
 def find_hosts(host: str, allowed_hosts: Sequence[str], token: str | None) -> list[str]:

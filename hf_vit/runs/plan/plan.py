@@ -32,11 +32,12 @@ from ...tasks.common.defaults import (
 )
 from ...tasks.common.facts import Facts
 from ...tasks.common.load_data import chooses_step
+from ...training.callbacks.progress import LEAST_STEPS
 from ...training.checkpoints import read_conditions
 from ...training.finetuning.probe import MOST_IMAGES
 from ..build import Run
 from ..choose import count_choosing_images
-from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
+from .budget import STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .gather import find_start, gather_facts
 
 

@@ -297,7 +297,7 @@ MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")
 # If the user gives one of these options, features are not stored by default.
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
-    *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
+    *("multi_scale", "progressive_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
 # Options that select a different kind of head, for which the default head options are not suitable
