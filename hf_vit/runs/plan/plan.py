@@ -181,8 +181,7 @@ class Planner:
 
         frozen: Options = {}
         kept = table.stores  # number of last blocks that are trained, None for all
-        is_fixed = args.trainable_blocks == kept
-        unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if is_fixed else set())
+        unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
