@@ -18,34 +18,38 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import transformers
 
+from ..auditing.audit import audit
+from ..auditing.selection import select
+from ..convert.convert_model import convert_model
 from ..features import ExtractionArguments
+from ..features.evaluation import evaluate_folders
+from ..inference.export import export_model
+from ..inference.visualization import visualize_model
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
+from ..runs.calibrate import calibrate
 from ..runs.evaluate import EVALUATED, EVALUATION_DEFAULTS, EvaluationArguments
+from ..runs.info import info
+from ..runs.push import push
 from ..tasks import TASKS
 from ..tasks.base import Task
 from . import features, models
-from .calibrate import calibrate
-from .convert import convert
-from .info import info
-from .push import push
-from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
-Command = Callable[..., None]
+Command = Callable[..., Any]
 # Maps the function of each command to the options that can also be given as positional arguments
 WORDS: dict[Command, tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
-    models.audit: ("data",),
-    models.select: ("pool", "model"),
+    audit: ("data",),
+    select: ("pool", "model"),
     models.search: ("model", "inputs", "text"),
-    features.evaluate: ("train", "test"),
-    visualize: ("model", "photos"),
-    convert: ("source", "output"),
-    models.export: ("model",),
+    evaluate_folders: ("train", "test"),
+    visualize_model: ("model", "photos"),
+    convert_model: ("source", "output"),
+    export_model: ("model",),
     models.serve: ("models",),
     push: ("folder", "repo_id"),
     info: ("model",),
@@ -89,7 +93,7 @@ def generate() -> str:
     declared = options_of_types([ExtractionArguments], EXTRACTION)
     add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
     for function, words in WORDS.items():
-        name = f"features {function.__name__}" if function is features.evaluate else function.__name__
+        name = "features evaluate" if function is evaluate_folders else function.__name__.removesuffix("_model")
         add(name, function, words, options_of_function(function, words))
     tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {

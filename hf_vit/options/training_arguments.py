@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -49,11 +49,6 @@ from .resolve import check_conflicts, convert_all
 MAX_WORKERS = 8  # default limit of worker processes
 MINUTES = Range(0.01)
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
-SCHEDULE_FREE = (
-    OptimizerNames.SCHEDULE_FREE_ADAMW,
-    OptimizerNames.SCHEDULE_FREE_RADAM,
-    OptimizerNames.SCHEDULE_FREE_SGD,
-)
 # Names of the linear layers of attention and of plain and gated MLPs in all models of this package
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
@@ -163,13 +158,6 @@ class HfViTTrainingArguments(TrainingArguments):
         COUNT,
         conflicts=CHANGES_IMAGES,
     )
-    multi_scale_sizes: list[int] | None = sizes_option(
-        None,
-        "Heights in pixels, such as 24 32 40, from which one is drawn for every training batch. Heights above "
-        "image_size upscale the images.",
-        COUNT,
-        conflicts={**CHANGES_IMAGES, "progressive_sizes": "both set the size of training images"},
-    )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
     lora_rank: int | None = lora_option(
@@ -240,9 +228,10 @@ class HfViTTrainingArguments(TrainingArguments):
         resume="free",
         private=True,
     )
-    length_changes: list[str] | None = option(
+    recorded_schedule: str | None = option(
         None,
-        "Changes of the number of steps, such as 143:812, as recorded in recipe.yaml for runs with a time budget.",
+        "File schedule.json of a run with a time budget, whose steps and learning rates are repeated; a path in a "
+        "recipe is relative to the recipe.",
         resume="free",
     )
     # After a resume, early stopping and the measurement of the wall time continue from their saved states.
@@ -262,7 +251,7 @@ class HfViTTrainingArguments(TrainingArguments):
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
     report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
-    fsdp: bool | str | None = field(default=None, metadata={"const": True})
+    fsdp: bool | None = field(default=None, metadata={"const": True})
     optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
@@ -270,7 +259,6 @@ class HfViTTrainingArguments(TrainingArguments):
         if isinstance(self.report_to, str):
             self.report_to = Names(split_names(self.report_to))
         check_library(self)
-        parse_changes(self.length_changes)
         # On a CPU, transformers allows bfloat16 and several processes only on request.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
@@ -295,6 +283,12 @@ class HfViTTrainingArguments(TrainingArguments):
                 "accelerate launch starts only one process on CPUs (MULTI_CPU, --cpu), but several are requested. "
                 "Use torchrun --nproc_per_node N instead."
             )
+        wants_fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        if wants_fsdp and self.device.type == "cpu":  # accelerate would use DDP instead, without a warning
+            raise ValueError(
+                "FSDP requires GPUs, but this process uses the CPU. Remove --fsdp, or choose an accelerate "
+                "configuration without FSDP; several processes on CPUs then train with DDP."
+            )
         check_optimization(self)
         self.check_combinations()
 
@@ -310,11 +304,6 @@ class HfViTTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
                 "Remove one of the two options."
-            )
-        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
-            raise ValueError(
-                f"optim={self.optim.value} already averages the weights, so ema_decay={self.ema_decay} would average "
-                "them twice. Remove one of the two options."
             )
         if self.lora_rank is not None:
             check_packages("lora_rank", "peft", extra="peft")
@@ -332,7 +321,7 @@ class TrainerArguments(HfViTTrainingArguments):
     choose_defaults: bool | None = field(default=None, init=False)
     early_stopping_patience: int | None = field(default=None, init=False)
     dry_run: bool = field(default=False, init=False)
-    length_changes: list[str] | None = field(default=None, init=False)
+    recorded_schedule: str | None = field(default=None, init=False)
     report_to: str = "tensorboard" if is_tensorboard_available() else "none"
     fsdp: bool | None = field(default=None, metadata={"nargs": "?", "const": True})
 
@@ -361,10 +350,9 @@ def check_optimization(args: TrainingArguments) -> None:
             f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Remove one of the two "
             "options."
         )
-    if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
+    if args.optim.value.startswith("schedule_free"):  # checkpoints would contain weights that are not averaged
         raise ValueError(
-            f"optim={args.optim.value} includes warm-up and needs no schedule, but "
-            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value}. Use --lr_scheduler_type constant."
+            f"optim={args.optim.value} is not supported. Use the default optimizer with --ema_decay 0.999."
         )
 
 
@@ -377,24 +365,6 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
             "the run. Reduce one of them."
         )
     return int(steps)
-
-
-def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
-    """Return a mapping from a step to the total number of steps that applies from that step on.
-
-    Args:
-        changes: Entries such as "143:812": from step 143 on, the run has 812 steps.
-
-    Raises:
-        ValueError: If an entry does not have this form.
-    """
-    found = dict[int, int]()
-    for change in changes or ():
-        step, _, length = change.partition(":")
-        if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
-            raise ValueError(f"length_changes={change!r} must be a step and a new number of steps, such as 143:812.")
-        found[int(step)] = int(length)
-    return found
 
 
 def check_library(args: TrainingArguments) -> None:

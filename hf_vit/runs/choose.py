@@ -31,7 +31,7 @@ def choose(run: Run) -> Choice:
     """Choose the settings of the trained model of a run."""
     task, data, trainer = run.task, run.data, run.trainer
     for head in run.heads.values():
-        head.trainer.state.global_step = trainer.state.global_step
+        head.trainer.follow(trainer.state)
         choose(replace(head, probe=None))  # interpolating a probe would change the shared weights
     if run.heads:
         trainer.plain_model.update_heads({name: head.trainer.processing_class for name, head in run.heads.items()})

@@ -115,7 +115,8 @@ def complete_evaluation(evaluation: Evaluation, report: Callable[[str], None]) -
     scores, *_ = evaluate_run(evaluation, split)
     if evaluation.trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(args.output_dir, split)))
-        report(f"{len(evaluation.examples):,} {split} {task.examples}: {joined(scores)}")
+        failures = evaluation.trainer.evaluator.find_failures()
+        report("\n".join([*failures, f"{len(evaluation.examples):,} {split} {task.examples}: {joined(scores)}"]))
         report(f"Scores and pictures: {args.output_dir}")
     PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores

@@ -48,12 +48,6 @@ def build_heads(run: Run) -> Run:
     combined = HfViTForMultiTask.combine(next(iter(models.values())), models, processors, learns)
     heads = {name: build_trainer(head, combined.heads[name], processors[name]) for name, head in heads.items()}
     trainer = build_multi_task_trainer(replace(run, heads=heads), combined)
-    if task.options.model_name_or_path is not None:
-        # The steps of all heads together move a trained backbone about as far as the steps of one model.
-        trainer.lr_factors["model."] = 1 / len(heads)
-    for name, head in heads.items():
-        if head.probe is not None:
-            trainer.lr_factors[f"heads.{name}."] = PROBED_RATE / TUNED_RATE
     return replace(run, trainer=trainer, heads=heads)
 
 
@@ -86,7 +80,19 @@ def build_multi_task_trainer(run: Run, model: HfViTForMultiTask) -> MultiTaskTra
             {name: float(options.heads[name]["weight"]) for name in trainers}, options.loss_weighting == "scaled"
         ),
         parts=trainers,
+        lr_factors=find_lr_factors(run),
     )
+
+
+def find_lr_factors(run: Run) -> dict[str, float]:
+    """Return learning rate factors by prefix of parameter names."""
+    factors = {
+        f"heads.{name}.": PROBED_RATE / TUNED_RATE for name, head in run.heads.items() if head.probe is not None
+    }
+    if run.task.options.model_name_or_path is not None:
+        # The steps of all heads together move a trained backbone about as far as the steps of one model.
+        factors["model."] = 1 / len(run.heads)
+    return factors
 
 
 def choose_options(run: Run) -> dict[str, dict[str, Any]]:

@@ -33,7 +33,8 @@ from ..tasks import TASKS
 from ..tasks.base import Task
 from ..tasks.common.arguments import split_sources
 from ..tasks.common.models import check_architecture, check_head
-from ..training.callbacks.state import StepReport
+from ..training.callbacks.progress import SCHEDULE
+from ..training.callbacks.state import Conditions, StepReport
 from ..training.distillation import check_projection
 from ..training.errors import (
     CheckpointError,
@@ -52,14 +53,13 @@ from .assemble import build_run, open_run
 from .build import Run
 from .choose import choose, describe_held_out
 from .conditions import describe_arguments, find_changes, find_conditions
-from .plan.keep_budget import KeepBudget, LengthChanges
-from .plan.plan import Planner, warn_of_few_steps
+from .plan.plan import Planner, describe_few_steps
+from .plan.time_limit import TimeLimit
 from .report import count_examples, describe_targets, write_report
 from .report_heads import write_report_of_heads
 
 
 logger = logging.get_logger(__name__)
-TOLD_CHANGE = 0.1  # minimum relative change of the number of steps that is reported
 # Maximum number of values that an optimizer stores per trained weight: AdamW stores two averages.
 NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
@@ -166,7 +166,7 @@ def prepare(
     run = build_run(run)
     trainer = run.trainer
     conditions = on_first_process(args, lambda: find_conditions(run, described, checkpoint))
-    trainer.conditions, trainer.report = {**conditions, "chosen": chosen}, report
+    trainer.add_callback(Conditions({**conditions, "chosen": chosen}))
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
@@ -243,51 +243,36 @@ def complete(training: Training) -> None:
 
 def finish(training: Training) -> None:
     """Train a model, resuming from the checkpoint if there is one. Evaluate and save the model."""
-    run, report = training.run, training.report
+    run, report, planner = training.run, training.report, training.planner
     trainer, args, options = run.trainer, run.args, run.task.options
-    follow_budget(training)
-    if training.planner.budget is None and trainer.is_world_process_zero():
-        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, run.task)))
+    if planner.budget is not None and not trainer.is_deepspeed_enabled:  # DeepSpeed creates the schedule
+        limit = TimeLimit(*planner.budget, planner.started)
+        trainer.add_callback(limit)
+        trainer.progress.limit(limit.left)
+    if planner.budget is None and trainer.is_world_process_zero():
+        trainer.add_callback(StepReport(report, partial(describe_few_steps, run.task)))
+    if args.cached_views:
+        trainer.open_features(report=report)
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     choice = choose(run)  # choose before saving, because the choice changes the saved model
     if choice.text:
         report(choice.text)
     trainer.save_model(_internal_call=True)  # upload after the report, which a failed upload would prevent
     trainer.save_state()
+    if trainer.is_world_process_zero() and trainer.progress.end is not None:
+        recorded = {"max_steps": trainer.progress.end, "recorded_schedule": SCHEDULE}
+        write_recipe(args, planner.recipe(trainer.conditions["chosen"]) | recorded)
     trainer.save_metrics("train", result.metrics)
     facts = {"command": training.command, "license": options.license, "base_model": options.model_name_or_path}
+    warnings = describe_few_steps(run.task, trainer.state.max_steps)
     write = write_report_of_heads if run.heads else write_report
-    training.scores = write(replace(run, rows=choice.rows), **facts)
+    training.scores = write(replace(run, rows=choice.rows), warnings, **facts)
     if trainer.is_world_process_zero():
         report(f"Scores: {joined(training.scores)}")
         if trainer.average is not None:
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in training.scores}
             report(f"Averaged weights: {joined(averaged)}")
         report(f"The model, its scores and its card: {args.output_dir}")
-
-
-def follow_budget(training: Training) -> None:
-    """Adapt the number of steps to the measured time. Resumed and repeated runs repeat the recorded changes.
-
-    With DeepSpeed, the number of steps does not change, because DeepSpeed creates the schedule.
-    """
-    trainer, planner = training.run.trainer, training.planner
-    if planner.budget is None or trainer.is_deepspeed_enabled:
-        trainer.add_callback(LengthChanges(trainer, training.checkpoint))
-        return
-    planned = report_lines = trainer.args.max_steps
-
-    def changed(steps: int) -> None:
-        nonlocal report_lines
-        chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
-        trainer.conditions["chosen"] = chosen
-        if trainer.is_world_process_zero():
-            write_recipe(trainer.args, planner.recipe(chosen))
-        if abs(steps - report_lines) > TOLD_CHANGE * report_lines:
-            report_lines = steps
-            training.report(f"Steps: {steps:,} instead of the planned {planned:,}, given the measured time per step.")
-
-    trainer.add_callback(KeepBudget(trainer, *planner.budget, changed))
 
 
 def joined(scores: dict[str, float]) -> str:

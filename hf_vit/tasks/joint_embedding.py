@@ -165,7 +165,7 @@ class DrawViews:
 
 @dataclass
 class Teach:
-    """An `AttachedTransform` that masks patches of global views and adds the teacher's prototype assignments.
+    """A `BatchTransform` that masks patches of global views and adds the teacher's prototype assignments.
 
     As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views are masked, in blocks; the masked shares are
     spread evenly over `MASKED_SHARES`. The temperature of the assignments increases at first. All processes draw the

@@ -175,11 +175,15 @@ class MaskAnnealing(TrainerCallback):
     step.
     """
 
+    def attach(self, trainer: Any) -> None:
+        """Store the progress of the training run."""
+        self.progress = trainer.progress
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **kwargs: Any
     ) -> None:
         """Set the probabilities of masked attention for the next step; they are 0 after the last step."""
-        model.anneal_masks(state.global_step / state.max_steps)
+        model.anneal_masks(self.progress.share(state.global_step))
 
     on_step_end = on_train_begin
 

@@ -110,6 +110,10 @@ class Distillation(StatefulCallback, ABC):
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
 
+    def start_step(self, num_images: Tensor) -> None:
+        """Set the number of images of the current step on all processes."""
+        self.num_images = num_images
+
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
         """Context manager that moves the teacher to the device of a student, which then learns from the teacher."""

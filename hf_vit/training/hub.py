@@ -243,7 +243,7 @@ def _check_card(card: Path) -> None:
     if not card.is_file():
         raise ValueError(
             f"The model card {card} is missing. It describes the model, its scores and its license. Write it with "
-            "hf_vit.training.write_model_card, or by hand."
+            "hf_vit.runs.write_model_card, or by hand."
         )
     try:
         metadata = ModelCard.load(card).data.to_dict()
@@ -252,7 +252,7 @@ def _check_card(card: Path) -> None:
     if not metadata:
         raise ValueError(
             f"{card} has no metadata, from which the Hub reads license and task. Add at least `license: …` and "
-            "`pipeline_tag: …` between two lines --- at its top, or use hf_vit.training.write_model_card."
+            "`pipeline_tag: …` between two lines --- at its top, or use hf_vit.runs.write_model_card."
         )
 
 

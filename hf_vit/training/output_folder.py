@@ -52,6 +52,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME)
 # Files saved with a model: model card, scores, figures, and records of the training run
 REPORT_FILES = (
     *(CARD, RECIPE_NAME, TRAINING_ARGS_JSON, TRAINER_STATE_NAME, "train_results.json", "all_results.json"),
+    "schedule.json",
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *("*_calibration.json", "*_calibration.png", SIMILARITY_FILE),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),

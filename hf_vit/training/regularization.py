@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import TrainingArguments
@@ -42,39 +41,37 @@ class BatchTransforms:
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
-        self.transforms = transforms
+        self.transforms = list(transforms)
         self.seed = seed
         self._last = (-1, 0)
 
-    def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-        """Return a transformed batch of step number `step` of `num_steps`. Pass the batches of a step in order."""
+    def __call__(self, batch: dict[str, Any], step: int, progress: float) -> dict[str, Any]:
+        """Return a transformed batch of a step. Pass the batches of a step in order."""
         last_step, place = self._last
         place = place + 1 if step == last_step else 0
         self._last = step, place
         with seeded(self.seed, step, place):
             for transform in self.transforms:
-                batch = transform(batch, step / num_steps)
+                batch = transform(batch, progress)
         return batch
 
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """A `BatchTransform` that resizes batches to several image sizes.
+    """A `BatchTransform` that resizes batches to image sizes that grow during training.
+
+    Each size is used for an equal share of the training, in the given order, as in EfficientNetV2
+    (https://arxiv.org/abs/2104.00298).
 
     Args:
         sizes: Heights and widths in pixels.
-        is_drawn: If true, the size of each batch is drawn with equal probability, so that a model works at all sizes.
-            If false, each size is used for an equal share of the steps, in the given order, so that images can grow
-            during training as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
     """
 
     sizes: tuple[Size, ...]
-    is_drawn: bool = False
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the batch, resized to the drawn or scheduled image size."""
-        count = len(self.sizes)
-        return resize_batch(batch, self.sizes[int(torch.randint(count, ()) if self.is_drawn else progress * count)])
+        """Return the batch, resized to the scheduled image size."""
+        return resize_batch(batch, self.sizes[int(progress * len(self.sizes))])
 
 
 def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
@@ -94,24 +91,25 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
     """Return the requested transforms of the image size; raise `ValueError` if the model does not support them."""
-    heights = args.progressive_sizes or args.multi_scale_sizes
+    heights = args.progressive_sizes
     if not heights:
         return []
-    name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
     vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
     if vit is None:
-        raise ValueError(f"{name} requires a model of hf_vit, which supports several image sizes. Remove this option.")
+        raise ValueError(
+            "progressive_sizes requires a model of hf_vit, which supports several image sizes. Remove this option."
+        )
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
-            raise ValueError(f"{name} does not support {refused.__name__}, {reason}. Remove this option.")
-    sizes = tuple(size_of(name, height, vit.config) for height in heights)
+            raise ValueError(f"progressive_sizes does not support {refused.__name__}, {reason}. Remove this option.")
+    sizes = tuple(size_of("progressive_sizes", height, vit.config) for height in heights)
     last = to_pair(vit.config.image_size)
-    if args.progressive_sizes and sizes[-1] != last:
+    if sizes[-1] != last:
         raise ValueError(
             f"progressive_sizes={heights} must end at {last[0]}, the image height of the model "
             f"(image_size={vit.config.image_size}). Add it, or set --image_size {heights[-1]}."
         )
-    return [ImageSizes(sizes, is_drawn=not args.progressive_sizes)]
+    return [ImageSizes(sizes)]
 
 
 def training_sampler(

@@ -86,7 +86,7 @@ def serve(args: Arguments, folder: str, channel: Connection) -> None:
                 model.threads["predictions"].answer = partial(predict_by_stock, answer)
             models.append(model)
         limits = Limits(timeout=TIMEOUT if args.soak_minutes else 60)
-        run_server(models, limits, None, ["127.0.0.1"], "127.0.0.1", 0, lambda text: channel.send(text.split()[-1]))
+        run_server(models, limits, None, "127.0.0.1", 0, lambda text: channel.send(text.split()[-1]))
 
 
 def predict_by_stock(answer: Callable[[list[bytes]], Any], images: list[bytes]) -> list[tuple[dict[str, Any], Any]]:

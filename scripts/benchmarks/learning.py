@@ -37,6 +37,7 @@ from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.options.recipe import read_recipe
 from hf_vit.runs import Run, build_run, open_run
 from hf_vit.runs.report import evaluate_run
+from hf_vit.training.streams import replaced
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
@@ -399,8 +400,8 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         peer = MAKE_PEER[args.task](trainer.model) if name is None else OPEN_PEER[args.task](trainer.model, name)
         peer.to(trainer.args.device)
         steps = train_model(peer, trainer, rate, seconds, args.steps)
-        trainer.model = trainer.model_wrapped = peer
-        scores, *_ = evaluate_run(run, run.data.evaluated_split)
+        with replaced(trainer, model=peer, model_wrapped=peer):
+            scores, *_ = evaluate_run(run, run.data.evaluated_split)
     size = sum(weight.numel() for weight in peer.parameters())
     return {**scores, "steps": steps, "parameters": size}
 

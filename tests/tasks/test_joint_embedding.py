@@ -89,14 +89,6 @@ def test_the_scores_depend_only_on_model_and_images(objective: str, workplace: P
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-4)
 
 
-def test_schedule_free_optimizer_with_a_teacher_raises(tmp_path: Path) -> None:
-    write_colors(tmp_path / "colors")
-    options = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
-    arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)
-    with pytest.raises(ValueError, match="already averages the weights"):
-        opened_run(JointEmbedding, arguments)
-
-
 def test_processes_draw_the_views_that_one_draws() -> None:
     crops = MultiCrop((8, 8), (4, 4), 2, 0, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,) * 3, (0.5,) * 3)
 

@@ -144,7 +144,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
@@ -188,6 +189,19 @@ def test_an_interrupted_extraction_keeps_whole_files(
     _, reported = train_digits(tmp_path / "again", max_steps=1)
     assert f"1 of {len(contents)} files computed" in reported[0]
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
+
+
+def test_the_progress_bar_of_an_extraction_ends_at_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 24)  # does not divide the number of images
+    train_digits(tmp_path, max_steps=1, disable_tqdm=False)
+    count = 2 * NUM_TRAIN
+    assert re.findall(r"Features: +(\d+)%\|[^|]*\| (\d+)/(\d+) ", capsys.readouterr().err)[-1] == (
+        "100",
+        str(count),
+        str(count),
+    )
 
 
 @pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
@@ -251,7 +265,7 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "a step needs several views"),
-        ({"multi_scale_sizes": [16]}, "the images change in each step"),
+        ({"progressive_sizes": [16, 28]}, "the images change in each step"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:

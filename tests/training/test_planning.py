@@ -4,9 +4,11 @@ import itertools
 import json
 import re
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -15,6 +17,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from transformers import TrainerState
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
@@ -23,10 +26,11 @@ from hf_vit.data.datasets import Division
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.runs import build_run
 from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
-from hf_vit.runs.plan import budget, keep_budget, plan
+from hf_vit.runs.plan import budget, plan
 from hf_vit.runs.plan.budget import STORING_GAIN, Budget, Pace, measure_pace
 from hf_vit.runs.plan.gather import measure_classes
 from hf_vit.runs.plan.plan import Planner
+from hf_vit.runs.plan.time_limit import TimeLimit
 from hf_vit.tasks import TASKS, ImageClassification, Task
 from hf_vit.tasks.base import plain_batches
 from hf_vit.tasks.common import defaults
@@ -36,6 +40,7 @@ from hf_vit.tasks.common.facts import Facts
 from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
 from hf_vit.tasks.common.models import plan_config
 from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.callbacks import progress
 from hf_vit.training.checkpoints import checkpoints_in
 from hf_vit.training.finetuning.from_probe import choose_share, interpolate
 
@@ -323,7 +328,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = given != ["--trainable_blocks", "1"]
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     monkeypatch.setattr(plan, "LEAST_STEPS", 1)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the first check is too late to correct the number of steps
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: 0.0)  # the planned steps are run
     start = ["--model_name_or_path", str(saved), "--minutes", "2", *given]
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
     report = train(command, TASKS["object-detection"])
@@ -393,41 +398,86 @@ def train(command: list[str], kind: type[Task] = ImageClassification) -> str:
     return "\n".join(lines)
 
 
-def test_budget_run_writes_a_repeatable_recipe(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "LEAST_TIMED", 1)
-    for module in (plan, keep_budget):
-        monkeypatch.setattr(module, "LEAST_STEPS", 1)
+def start_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each step of a run take one to five seconds of a simulated clock. `seconds` are left for training steps."""
+    now = 0.0
 
-    def measure_wrongly(task: Task, seconds: float) -> Pace:
-        assert min(measure_pace(task, 0.0)[:2]) > 0
-        return Pace(step=60.0, image=0.0)
+    def monotonic() -> float:
+        nonlocal now
+        now += 1 + now % 5
+        return now
 
-    monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
-    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # the number of steps is corrected only once
-    command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: seconds - now)
+
+
+def logged_rates(folder: Path) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+
+
+def test_a_run_with_a_budget_ends_in_time_and_its_recipe_repeats_it(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_clock(monkeypatch, 100.0)
+    monkeypatch.setattr(plan, "measure_pace", lambda task, seconds: Pace(step=20.0, image=0.0))
+    options = [
+        "--logging_steps",
+        "1",
+        "--progressive_sizes",
+        "8",
+        "16",
+        "--save_total_limit",
+        "9",
+        "--ema_decay",
+        "0.9",
+    ]
+    command = command_of(photos, tmp_path / "out", "--minutes", "10", *TINY, *options)
     report = train(command)
-    first = (tmp_path / "out" / "model.safetensors").read_bytes()
-    size, steps = re.search(r"(Size: .*)\n(Steps: .*)\nEnd: ", report).groups()  # type: ignore[union-attr]
-    assert "images of 16 pixels (most have 16)" in size
+    assert f"Steps: 2{int(report.partition('Steps: 2')[2][0])} of 8 images" in report
     assert "no training images are held out" in report
     file = tmp_path / "out" / "recipe.yaml"
-    recipe = yaml.safe_load(file.read_text())
-    assert f"Steps: {recipe['max_steps']:,} of " in steps
+    recipe, record = yaml.safe_load(file.read_text()), json.loads((tmp_path / "out" / "schedule.json").read_text())
+    steps, shares = recipe["max_steps"], list(record["shares"].values())
     assert "minutes" not in recipe
-    assert recipe["config_overrides"].items() > {**CHANGED, "position_embedding_type": "sincos2d"}.items()
-    assert recipe["train_val_split"] == 0.0
-    (change,) = recipe["length_changes"]
-    length = int(change.partition(":")[2])
-    assert length == 2 * recipe["max_steps"]  # real steps are much faster than in the simulated measurement
-    checkpoints = checkpoints_in(tmp_path / "out")
-    assert list(checkpoints)[-1] == length
+    assert recipe["recorded_schedule"] == "schedule.json"
+    assert record["end"] == steps == len(shares) - 1
+    assert steps not in (20, record["planned"])  # the clock has ended the run
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len({round(later - earlier, 4) for earlier, later in itertools.pairwise(shares)}) > 3
+    rates = logged_rates(tmp_path / "out")
+    assert len(rates) == steps
+    assert rates[-1] < 0.1 * max(rates)
+    saved = list(checkpoints_in(tmp_path / "out"))
+    assert saved[-1] == steps
+    for step in saved[:-1]:  # checkpoints are saved at shares of the run
+        assert shares[step] // recipe["save_steps"] > shares[step - 1] // recipe["save_steps"]
 
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
-    shutil.rmtree(checkpoints[length])  # simulates a run that was killed before its end
-    train([*command, "--resume_from_checkpoint", "last"])
-    assert yaml.safe_load(file.read_text()) == recipe
+    monkeypatch.setattr(TimeLimit, "left", pytest.fail)
     train([str(file), "--output_dir", str(tmp_path / "again")])
-    assert [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")] == [first, first]
+    for name in ("model.safetensors", "ema/model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
+    repeated = json.loads((tmp_path / "again" / "schedule.json").read_text())
+    assert {**repeated, "seconds": record["seconds"]} == record
+    assert logged_rates(tmp_path / "again") == rates
+    with pytest.raises(SystemExit, match=f"max_steps=7 differs from the {steps} steps of recorded_schedule"):
+        train([str(file), "--max_steps", "7", "--output_dir", str(tmp_path / "other")])
+    (tmp_path / "recipe.yaml").write_text(file.read_text())
+    with pytest.raises(SystemExit, match=r"schedule.json' does not exist, .* Copy schedule\.json next to the recipe"):
+        train([str(tmp_path / "recipe.yaml"), "--output_dir", str(tmp_path / "other")])
+
+    # Simulate a run that was killed before its end. It continues with the time that was left at the checkpoint.
+    shutil.rmtree(tmp_path / "out" / f"checkpoint-{saved[-1]}")
+    train([*command, "--resume_from_checkpoint", "last"])
+    resumed = json.loads((tmp_path / "out" / "schedule.json").read_text())
+    assert list(resumed["shares"].values())[: saved[-2] + 1] == shares[: saved[-2] + 1]
+    assert resumed["end"] > saved[-2]
+    assert resumed["seconds"] == pytest.approx(resumed["available"], abs=8)
+    assert yaml.safe_load(file.read_text()) == {**recipe, "max_steps": resumed["end"]}
+    train([str(file), "--output_dir", str(tmp_path / "third")])
+    assert (tmp_path / "third/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
 
 
 def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,19 +488,35 @@ def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_that_ends_before_the_first_step_of_a_probe_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=1.0, image=5.0))  # a probe takes 300 s
+    saved = save_encoder(tmp_path / "saved", num_hidden_layers=2, image_size=16)
+    with pytest.raises(SystemExit, match=r"--minutes 4 is too short: 0 steps of 1 s fit, and at least 1 are needed"):
+        train(command_of(photos, tmp_path / "out", "--model_name_or_path", str(saved), "--minutes", "4"))
+
+
 def test_budget_runs_at_least_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=12.0, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
-
-    def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
-        callback.start, callback.next_check = callback.budget.clock(), 1
-        callback.budget = replace(callback.budget, seconds=0.0)
-
     # Simulate a machine that has become slow: after the first step, no time is left.
-    monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: -100.0)
     train(command_of(photos, tmp_path / "out", "--minutes", "10", *TINY))
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
+    shares = json.loads((tmp_path / "out" / "schedule.json").read_text())["shares"].values()
+    assert list(shares) == pytest.approx([step / 20 for step in range(21)])
+
+
+def test_the_time_after_the_last_step_is_estimated_by_steps_and_evaluations(tmp_path: Path) -> None:
+    plan_made = Budget(600.0, num_scored=100, num_validated=50, num_probed=0, clock=lambda: 0.0)
+    limit = TimeLimit(plan_made, Pace(step=1.0, image=0.1), start=time.monotonic())
+    for step, seconds in ((1.0, 10.0), (2.0, 20.0), (0.5, 5.0), (100.0, 40.0)):
+        assert limit.left(step) == pytest.approx(600 - budget.REPORT_SECONDS - seconds, abs=1)
+    args = HfViTTrainingArguments(str(tmp_path), use_cpu=True, eval_strategy="steps", ema_decay=0.9)
+    limit.on_train_begin(args)
+    limit.on_evaluate(args, TrainerState(), metrics={"eval_loss": 2.0, "eval_runtime": 50.0})  # 0.5 s per image
+    assert limit.left(1.0) == pytest.approx(600 - budget.REPORT_SECONDS - 50 - budget.EVALUATION_SECONDS - 25, abs=1)
 
 
 def test_the_only_step_of_a_training_has_no_warm_up(photos: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from ..helpers.trainings import (
     AtManySizes,
     build,
     digits_trainer,
+    draw_size,
     examples_of,
     model_and_batch,
     train_augmented,
@@ -411,22 +412,22 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def test_image_sizes_have_equal_shares_or_are_drawn_by_seed_and_step() -> None:
+def test_image_sizes_have_equal_shares_and_random_numbers_depend_on_seed_and_step() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
-    heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
+    heights = [changes({"pixel_values": draw()}, step, step / 8)["pixel_values"].shape[-1] for step in range(8)]
     # Each of the three sizes is used for 8/3 steps.
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]
 
     def sizes_of(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
-        changes, batch = BatchTransforms([ImageSizes(SQUARES, is_drawn=True)], seed), {"pixel_values": draw(1)}
-        return [changes(batch, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
+        changes, batch = BatchTransforms([draw_size], seed), {"pixel_values": draw(1)}
+        return [changes(batch, step // 2, step / 60)["pixel_values"].shape[-1] for step in range(60)]
 
     drawn = sizes_of(0, state=0)
     assert drawn == sizes_of(0, state=1)
     assert drawn != sizes_of(1, state=0)
     assert drawn[::2] != drawn[1::2]  # the two batches of a step have different sizes
-    assert min(Counter(drawn)[height] for height in (16, 24, 32)) > 10
+    assert min(Counter(drawn)[height] for height in (16, 28, 36)) > 10
 
 
 def test_images_are_those_that_torch_interpolates_and_targets_stay() -> None:
@@ -475,7 +476,7 @@ OTHERS = [name for name, case in TRAINING_CASES.items() if not issubclass(case.m
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
     model, batch = model_and_batch(name, 2)
-    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[40]), model)
+    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, progressive_sizes=[40, 32]), model)
     batch = change(batch, 0.0)
     assert batch["pixel_values"].shape[-2:] == (40, 40)
     loss = model.train()(**batch).loss
@@ -491,21 +492,9 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
     # The expected values apply to images of 32 x 48 pixels and patches of 8 x 16 pixels.
-    for options, sizes, described in (
-        (
-            {"progressive_sizes": [16, 24, 32]},
-            ImageSizes(((16, 32), (24, 32), (32, 48))),
-            "16, 24, 32 pixels, for equal shares of the steps",
-        ),
-        (
-            {"multi_scale_sizes": [24, 32, 40]},
-            ImageSizes(((24, 32), (32, 48), (40, 64)), is_drawn=True),
-            "24, 32, 40 pixels, one chosen at random for each batch",
-        ),
-    ):
-        trainer = trainer_of(tmp_path, **options)
-        assert trainer.batch_transforms.transforms == [sizes]
-        assert describe_recipe(trainer)["image heights"] == described
+    trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])
+    assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
+    assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     assert trainer_of(tmp_path).batch_transforms.transforms == []
 
 
@@ -513,9 +502,8 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     ("options", "message"),
     [
         ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* values: 16 or 24\."),
-        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* Nearest valid values: 8\."),
+        ({"progressive_sizes": [4, 32]}, r"progressive_sizes=4 is not .* Nearest valid values: 8\."),
         ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
-        ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Remove one of them\."),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -526,11 +514,11 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> None:
     boxes, points = (kind(small_config()) for kind in (HfViTForObjectDetection, HfViTForKeypointDetection))
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    args = HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32])
+    args = HfViTTrainingArguments("out", use_cpu=True, progressive_sizes=[32])
     for model, message in (
         (boxes, "does not support HfViTForObjectDetection, .* --multi_scale true"),
         (points, r"whose targets are in pixels of the images\. Set another --image_size"),
-        (ViTModel(ViTConfig(**shape)), "multi_scale_sizes requires a model of hf_vit"),
+        (ViTModel(ViTConfig(**shape)), "progressive_sizes requires a model of hf_vit"),
     ):
         with pytest.raises(ValueError, match=message):
             size_transforms(args, model)

@@ -45,6 +45,7 @@ class Limits:
     max_pixels: int = 50_000_000  # of an image
     timeout: float = 30  # time in seconds in which a request must arrive and, after that, be answered
     max_queue: int = 256  # waiting jobs of the page
+    hosts: Sequence[str] = ("*",)  # names of the server in requests; "*" accepts all names
 
 
 class Metrics:
@@ -254,16 +255,10 @@ def show_error(_: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-def build_app(
-    models: Sequence[ServedModel],
-    limits: Limits | None = None,
-    token: str | None = None,
-    hosts: Sequence[str] = ("*",),
-) -> FastAPI:
+def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token: str | None = None) -> FastAPI:
     """Return the application of models with different names, of which the first is the default.
 
     The threads of the models run during its lifespan. If a token is given, only `OPEN_ROUTES` can be used without it.
-    Requests for other hosts than `hosts` are refused; "*" accepts all.
     """
     limits = limits or Limits()
 
@@ -294,5 +289,5 @@ def build_app(
         return error_response(HTTPException(500, "The server failed. See its log."))
 
     app.add_middleware(Guard, limits=limits, token=token, metrics=metrics)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(limits.hosts), www_redirect=False)
     return app

@@ -1,13 +1,12 @@
 """Web page that shows the answers of served models for a photo. It loads nothing from other hosts."""
 
-import asyncio
 import html
 import json
 import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
@@ -21,8 +20,8 @@ from fastapi.responses import JSONResponse
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ...convert.model_card import WARNINGS, read_card_data
 from ...visualize.attention import attention_maps
 from ...visualize.colors import segmentation_palette
 from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
@@ -82,8 +81,15 @@ class Panel:
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
-        """Return the heading as HTML: name of the model, its task, and a note."""
-        return f'<h3>{html.escape(self.model.name)}</h3><span class="quiet">{self.model.task} {note}</span>'
+        """Return the heading as HTML: name of the model, its task, a note, and the warnings of its card."""
+        name = html.escape(self.model.name)
+        return f'<h3>{name}</h3><span class="quiet">{self.model.task} {note}</span>{self.warnings}'
+
+    @cached_property
+    def warnings(self) -> str:
+        """Warnings in the card of the model as HTML."""
+        sentences = read_card_data(self.model.source).get(WARNINGS) or []
+        return "".join(f'<p class="error">{html.escape(str(text))}</p>' for text in sentences)
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""
@@ -254,52 +260,30 @@ def find_photo(body: bytes) -> str | None:
     raise HTTPException(400, "The job is not one of the page. Send images to /v1/predict instead.")
 
 
-class Connection(H11Protocol):
-    """HTTP connection that is closed if the headers of a request do not arrive within `timeout` seconds."""
-
-    def __init__(self, timeout: float, **options: Any) -> None:
-        super().__init__(**options)
-        self.timeout = timeout
-        self.timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
-        super().connection_made(transport)
-        self.watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Handle a part of a request."""
-        super().data_received(data)
-        self.watch()
-
-    def watch(self) -> None:
-        """Start the timer if the connection waits for a request; stop it while a request is answered."""
-        waits = self.cycle is None or self.cycle.response_complete
-        if waits and self.timer is None:
-            self.timer = self.loop.call_later(self.timeout, self.transport.close)
-        elif not waits and self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
 class PageServer(uvicorn.Server):
-    """Server with the page, which removes old photos.
+    """Server with the page. It removes old photos, and closes connections that send no request within the timeout.
 
     When it stops, it closes the connections of open pages, and finishes other requests.
     """
 
     def __init__(self, app: FastAPI, page: Any, store: PhotoStore, limits: Limits, log_level: str = "warning") -> None:
-        http: Any = partial(Connection, limits.timeout)
         timeout = round(limits.timeout) + 1
-        super().__init__(uvicorn.Config(app, http=http, log_level=log_level, timeout_graceful_shutdown=timeout))
-        self.page, self.store = page, store
+        super().__init__(uvicorn.Config(app, ws="none", log_level=log_level, timeout_graceful_shutdown=timeout))
+        self.page, self.store, self.timeout = page, store, limits.timeout
+        self.waiting: dict[Any, float] = {}  # start time for each connection, and its last request or None
 
     async def on_tick(self, counter: int) -> bool:
-        """Remove old photos every second. The server calls this function ten times per second."""
+        """Remove old photos and close slow connections, once per second. The server calls this function more often."""
         if counter % 10 == 0:
             self.store.remove_old()
             for paths in self.page.get_blocks().temp_file_sets:
                 paths.clear()  # gradio collects the paths of all files, for a deletion that is not in use.
+            now, connections = perf_counter(), list[Any](self.server_state.connections)
+            waiting = [(own, own.cycle) for own in connections if own.cycle is None or own.cycle.response_complete]
+            self.waiting = {key: self.waiting.get(key, now) for key in waiting}
+            for (connection, _), start in self.waiting.items():
+                if now - start > self.timeout:
+                    connection.transport.close()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -312,14 +296,13 @@ def run_server(
     models: Sequence[ServedModel],
     limits: Limits,
     token: str | None,
-    hosts: Sequence[str],
     host: str,
     port: int,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Serve models with the page until the process receives SIGTERM or SIGINT; see `serve_models` and `build_app`."""
+    """Serve models with the page until the process receives SIGTERM or SIGINT; see `serve_models`."""
     with socket.create_server((host, port)) as listener:
-        app = build_app(models, limits, token, hosts)
+        app = build_app(models, limits, token)
         page, store = add_page(models, limits, app)
         report(f"Serving {', '.join(model.name for model in models)} at http://{host}:{listener.getsockname()[1]}")
         PageServer(app, page, store, limits).run(sockets=[listener])

@@ -46,14 +46,6 @@ class Photo(NamedTuple):
     session: str
 
 
-class StoredFile(NamedTuple):
-    """Record of a file."""
-
-    session: str
-    size: int  # bytes
-    time: float  # of the monotonic clock
-
-
 class PhotoStore:
     """Photos that the page uploads, and pictures that it shows. Each file belongs to a session.
 
@@ -62,7 +54,8 @@ class PhotoStore:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder.resolve(), max_bytes
-        self._files: dict[str, StoredFile] = {}  # oldest first
+        # For each path, oldest first: session, size in bytes, and time of the monotonic clock.
+        self._files: dict[str, tuple[str, int, float]] = {}
         self._lock = threading.Lock()
 
     def add(self, content: bytes, session: str, suffix: str = "") -> str:
@@ -70,18 +63,19 @@ class PhotoStore:
         file = self.folder / f"{secrets.token_hex(16)}{suffix}"
         file.write_bytes(content)
         with self._lock:
-            self._files[str(file)] = StoredFile(session, len(content) + OVERHEAD, time.monotonic())
+            self._files[str(file)] = (session, len(content) + OVERHEAD, time.monotonic())
         self.remove_old()
         return str(file)
 
     def remove_old(self) -> None:
         """Delete files older than `LIFETIME`, and the oldest files as long as the total size is too large."""
         with self._lock:
-            size, oldest = sum(stored.size for stored in self._files.values()), time.monotonic() - LIFETIME
-            for path, stored in list(self._files.items()):
-                if size <= self.max_bytes and stored.time > oldest:
+            total, oldest = sum(size for _, size, _ in self._files.values()), time.monotonic() - LIFETIME
+            for path, (_, size, stored) in list(self._files.items()):
+                if total <= self.max_bytes and stored > oldest:
                     break
-                size -= self._files.pop(path).size
+                total -= size
+                del self._files[path]
                 Path(path).unlink(missing_ok=True)
 
     def session_of(self, path: str) -> str | None:
@@ -90,7 +84,7 @@ class PhotoStore:
         It is None for all other paths, and if the stored file was replaced by a link, FIFO or device.
         """
         stored, file = self._files.get(path), Path(path)
-        return stored.session if stored and file.resolve() == file and file.is_file() else None
+        return stored[0] if stored and file.resolve() == file and file.is_file() else None
 
     def read(self, path: str) -> Photo | None:
         """Return a stored photo, or None if it is not or no longer stored."""

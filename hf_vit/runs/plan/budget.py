@@ -31,7 +31,6 @@ EVALUATION_SHARE = 0.08  # share of the budget for all evaluations before the fi
 EVALUATION_SECONDS = 2.0  # estimated time in seconds to draw pictures and save a checkpoint at an evaluation
 REPORT_SECONDS = 8.0  # estimated time in seconds to save the model and write pictures, curves and model card
 LEAST_TIMED, MOST_TIMED = 3, 50  # minimum and maximum number of timed steps
-LEAST_STEPS = 20  # minimum number of steps of a run with a time budget
 STORING_GAIN = 1.75  # minimum factor by which stored features must increase the number of steps of a classifier
 LEFT_OUT = 1  # number of initial steps that are not timed, because they allocate memory and use prefetched images
 TIMED_IMAGES = 32
@@ -95,10 +94,14 @@ class Budget:
         """Return the estimated time in seconds from the last step to the end of the run."""
         return min(REPORT_SECONDS, 0.2 * self.seconds) + self.num_scored * pace.image
 
+    def evaluation_seconds(self, pace: Pace) -> float:
+        """Return the estimated time in seconds of an evaluation during training."""
+        return EVALUATION_SECONDS + self.num_validated * pace.image
+
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
         """Return the number of steps, evaluations and stored views of a size that fit into the remaining time."""
         left = self.seconds - self.clock() - self.report_seconds(pace) - self.num_probed * pace.image
-        evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
+        evaluation = self.evaluation_seconds(pace)
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
@@ -106,7 +109,7 @@ class Budget:
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
-        return Candidate(size, pace, max(1, int((left - views * of_view) / pace.step)), evaluations, views)
+        return Candidate(size, pace, max(0, int((left - views * of_view) / pace.step)), evaluations, views)
 
     def count_views(self, pace: Pace, left: float) -> int:
         """Return the number of views to store per image: at most one per epoch, 0 if fewer than `LEAST_VIEWS` fit."""
@@ -191,14 +194,12 @@ def measure_pace(run: Run, seconds: float) -> Pace:
         if args.cached_views and trainer.parts:
             raise ValueError("cached_views of a multi-task model needs a given number of steps. Set --max_steps.")
         if args.cached_views:
-            examples: Any = trainer.train_dataset.dataset
-            few = examples.select(range(min(TIMED_IMAGES, len(examples))))
-            trainer.train_dataset, trainer.feature_folder = replace(trainer.train_dataset, dataset=few), Path(folder)
+            trainer.open_features(TIMED_IMAGES, report=lambda _: None, folder=Path(folder))
         trainer.train()
         pace = Pace(times.step(), time_evaluation(run.data, trainer))
-        if trainer.features is not None:
-            count = args.cached_views * len(trainer.train_dataset)
-            pace = pace._replace(view=trainer.features.seconds / count, view_bytes=trainer.features.size // count)
+        for features in trainer.stored.values():
+            count = args.cached_views * len(features.dataset)
+            pace = pace._replace(view=features.seconds / count, view_bytes=features.size // count)
     return on_first_process(args, lambda: pace)
 
 

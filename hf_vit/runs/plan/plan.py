@@ -30,11 +30,12 @@ from ...tasks.common.defaults import (
 )
 from ...tasks.common.facts import Facts
 from ...tasks.common.load_data import chooses_step
+from ...training.callbacks.progress import LEAST_STEPS
 from ...training.checkpoints import read_conditions
 from ...training.finetuning.probe import MOST_IMAGES
 from ..build import Run
 from ..choose import count_choosing_images
-from .budget import LEAST_STEPS, STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
+from .budget import STORING_GAIN, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .gather import find_start, gather_facts
 
 
@@ -220,7 +221,8 @@ class Planner:
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
         chosen = self.choose(task, args, facts, batch=batch, **known) | frozen
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
-        warn_of_few_steps(task, choice.steps)
+        for sentence in describe_few_steps(task, choice.steps):
+            logger.warning(sentence)
         self.budget = budget, choice.pace
         return chosen
 
@@ -283,10 +285,15 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     )
 
 
-def warn_of_few_steps(task: Task, steps: int) -> None:
-    """Warn if training from scratch has too few steps."""
-    if task.options.model_name_or_path is None and steps < TOO_FEW_STEPS:
-        logger.warning(
+def describe_few_steps(task: Task, steps: int) -> list[str]:
+    """Return a sentence if there are too few steps to train a model from scratch or a new head, else no sentence."""
+    start, needed = find_start(task)[0], task.defaults.tuned_steps
+    if start == "scratch" and steps < TOO_FEW_STEPS:
+        return [
             f"{steps} steps are too few to train a model from scratch. Set --max_steps {task.defaults.steps} or "
             "--minutes 10, or start from a trained model with --model_name_or_path."
-        )
+        ]
+    # A head that starts as a linear probe needs few steps.
+    if start == "backbone" and not task.defaults.probes and steps < needed / 2:
+        return [f"{steps} steps are too few to train a new head. Set --max_steps {needed}, or increase --minutes."]
+    return []

@@ -39,14 +39,11 @@ class BatchTransform(Protocol):
 
 
 @runtime_checkable
-class AttachedTransform(Protocol):
-    """`BatchTransform` that uses the trainer, such as its averaged weights."""
+class Attached(Protocol):
+    """`BatchTransform` or callback that uses the trainer, such as its averaged weights."""
 
     def attach(self, trainer: Any) -> None:
         """Store the trainer, which calls this method at the end of its constructor."""
-
-    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Return the transformed batch."""
 
 
 class Mixing:

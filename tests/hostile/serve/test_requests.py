@@ -34,7 +34,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
     """Return a client of a server with the default address."""
     hosts = find_hosts("127.0.0.1", (), None)
     with (
-        serve_page(open_models([str(folder)], {}), Limits(timeout=10), hosts=hosts) as served,
+        serve_page(open_models([str(folder)], {}), Limits(timeout=10, hosts=hosts)) as served,
         httpx.Client(base_url=served.address, timeout=10) as opened,
     ):
         yield opened
@@ -92,7 +92,7 @@ def test_host_names_follow_address_option_and_token(
 def test_allowed_names_are_answered(models: list[ServedModel]) -> None:
     hosts = find_hosts("0.0.0.0", ["*.example.com"], None)
     with (
-        serve_page(models, Limits(timeout=10), hosts=hosts) as (address, *_),
+        serve_page(models, Limits(timeout=10, hosts=hosts)) as (address, *_),
         httpx.Client(base_url=address) as client,
     ):
         assert statuses(client, {"Host": "vit.example.com", "Origin": "https://vit.example.com"}) == {200}

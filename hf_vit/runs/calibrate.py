@@ -42,14 +42,14 @@ SECTION_AFTER = "## Use"  # heading of the model card in front of which the sect
 
 
 def calibrate(
-    model: Path,
+    model: str | Path,
     data: str,
     *,
     split: str = "validation",
     options: dict[str, Any] | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Calibrate a saved model and store the result in its folder.
+    """Calibrate a saved model and store the result in its folder. Equivalent to `hf-vit calibrate`.
 
     Args:
         model: Folder of a saved model; config.json is changed, and similarity.safetensors added.
@@ -62,6 +62,7 @@ def calibrate(
         OSError: if there is no such model or data.
         ValueError: if the task has no scores, or the split is missing.
     """
+    model = Path(model)
     if not (model / "config.json").is_file():
         raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
     check_writable(model)
@@ -69,14 +70,13 @@ def calibrate(
     with TemporaryDirectory() as folder:
         held = prepare_evaluation({**given, "split": split, "output_dir": folder})
         task, trainer = held.task, held.trainer
-        trainer.eval_dataset = held.examples
-        if not trainer.calibrate(trainer.eval_dataset):
+        if not trainer.calibrate(held.examples):
             raise ValueError(
                 f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
                 f"than {LEAST_FITTED}. Use more images."
             )
         if task.chooses_threshold:
-            trainer.choose_threshold()
+            trainer.choose_threshold(held.examples)
         complete_calibration(trainer)
         fitted = trainer.plain_model.calibration
         tested = prepare_evaluation({**given, "output_dir": folder})
