@@ -177,7 +177,6 @@ class Planner:
         trained, most_bytes = facts.num_images or 0, 10**9 * args.cache_gigabytes
         of_data = num_scored, num_validated, num_probed * table.probes
         budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
-        seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
         kept = table.stores  # number of last blocks that are trained, None for all
@@ -188,7 +187,7 @@ class Planner:
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, args, facts, size=size, steps=needed, batch=batch, views=views) | frozen
-            return measure_pace(replace(run, **self.with_chosen(trial)), seconds)
+            return measure_pace(replace(run, **self.with_chosen(trial)), TIMING_SHARE * budget.seconds / 4)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
         # On a CPU, time both bfloat16 and float32, because bfloat16 may be slower.
