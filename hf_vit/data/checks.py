@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..model.image_inputs import is_transparent, read_image
 from .datasets import TargetDataset
-from .formats.files import in_lines, joined
+from .reading.files import in_lines, joined
 from .targets import image_only
 
 

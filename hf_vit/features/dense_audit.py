@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from transformers.utils import logging
 
-from ..data.formats.files import joined
+from ..data.reading.files import joined
 from ..model.image_targets import IGNORED_LABEL
 from ..training.load_data import check_known, with_model_classes
 from ..training.models import open_trained, read_config_of

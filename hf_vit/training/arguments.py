@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ..data.formats.files import split_names
-from ..data.formats.label_values import ProblemType
+from ..data.reading.files import split_names
+from ..data.reading.label_values import ProblemType
 from ..model.configuration_hf_vit import PRESETS
 from ..options.field import (
     COUNT,

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from ..data.augmentation.datasets import AugmentedDataset, BalancedSampler, RepeatedAugmentationSampler, seeded
 from ..data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from ..data.collators import size_for_height
-from ..data.formats.label_values import MULTI, REGRESSION, SINGLE
+from ..data.reading.label_values import MULTI, REGRESSION, SINGLE
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.shared import to_float32_or_higher

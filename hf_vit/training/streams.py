@@ -17,9 +17,9 @@ from ..data import load_unlabeled_images, stream_image_classification
 from ..data.augmentation.datasets import AugmentedStream
 from ..data.collators import masked_image_target
 from ..data.datasets import SPLIT_SEED, TargetData
-from ..data.formats.files import SPLITS
-from ..data.formats.label_values import SINGLE
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
+from ..data.reading.label_values import SINGLE
+from ..data.reading.splits import SPLITS
 from ..data.targets import label_target
 from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
 from .load_data import HELD_OUT, load_targets, readable_images, sample_images

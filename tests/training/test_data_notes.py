@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
-from hf_vit.data.formats.classes import ClassList, index_table
+from hf_vit.data.reading.classes import ClassList, index_table
 from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes
 from hf_vit.training.run import plan_evaluation
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data.formats.label_values import REGRESSION, problem_type_of
+from ...data.reading.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
 from ...model.image_targets import IGNORED_LABEL
 from ..models import plan_config, read_config_of

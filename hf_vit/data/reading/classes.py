@@ -25,7 +25,8 @@ LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
 NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches lines such as "0 cat" and "0: cat"
-PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
+PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv", "labelmap.txt")
+CVAT_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+):[^:]*:[^:]*")  # matches lines such as "cat:250,50,83::"
 Color = tuple[int, int, int]
 
 
@@ -132,11 +133,15 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
     text = read_text(file)
     if file.suffix.lower() == ".json":
         return _read_id2label(file, text), {}
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if file.suffix.lower() == ".csv":
         lines = lines[1:]  # skip the first line if it is the header of a table
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
+        if file.name in PALETTE_FILES[:3]:
+            raise ValueError(f"{file} has no line like 'name 255 0 128'. Write a name and a color on each line.")
+        if len(lines) == 1 and "," in lines[0] and not NUMBERED.fullmatch(lines[0]):
+            raise ValueError(f"{file} has a single line with commas, {lines[0]!r}. Write one class name per line.")
         return _without_numbers(lines, file), {}
     if None in colors:
         raise ValueError(
@@ -187,7 +192,9 @@ def _by_number(names: Mapping[int, str], file: Path) -> list[str]:
 
 
 def _name_and_color(line: str) -> tuple[str, Color] | None:
-    """Parse "name 255 0 128" or "255 0 128 name", optionally with commas; return `None` for other lines."""
+    """Parse "name 255 0 128" or "255 0 128 name", optionally with commas, or "name:255,0,128::"; otherwise `None`."""
+    if match := CVAT_LINE.fullmatch(line):
+        line = " ".join(match.groups())
     words = [word for word in re.split(r"[\s,;]+", line) if word]
     for numbers, name in ((words[:3], words[3:]), (words[-3:], words[:-3])):
         if name and len(numbers) == 3 and all(word.isdecimal() and int(word) <= 255 for word in numbers):
