@@ -1,13 +1,13 @@
-"""Layouts of published datasets and of the exports of annotation tools, as data: one row each.
-
-A row describes where the files are and what they mean. The format that it names reads them, see `formats/`.
-"""
+"""Layouts of published datasets and of exports of annotation tools, which are rows of layouts.yaml."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
+
+import yaml
 
 
 START = 4096  # number of bytes at the start of a file that are searched for the text of a layout
@@ -31,35 +31,16 @@ class Layout:
     advice: str = ""
 
 
-COCO_ADVICE = "It is not read in this form. Export it as COCO."
-LAYOUTS = (
-    Layout(
-        "CVAT for images 1.1", ("*.xml",), r"<annotations>\s*<version>", "It is not read. Export COCO 1.0 from CVAT."
-    ),
-    Layout(
-        "a YOLO 1.1 export of CVAT (darknet)",
-        ("obj.data", "obj.names"),
-        advice="It is not read. Export Ultralytics YOLO Detection 1.0 or COCO 1.0 from CVAT.",
-    ),
-    Layout(
-        "a JSON export of Label Studio",
-        ("*.json",),
-        r'(?s)^\s*\[.*"(annotations|data|file_upload)"\s*:',
-        "It is not read. Export COCO or YOLO with images from Label Studio.",
-    ),
-    Layout("a project of VIA", ("*.json",), r'"_via_\w+"|"regions"\s*:', COCO_ADVICE),
-    Layout("a folder of LabelMe", ("*.json",), r'"shapes"\s*:', "It is not read. Convert it with labelme2coco."),
-    Layout("a dataset of Datumaro", ("annotations/*.json",), r'"dm_format_version"|"media_type"', COCO_ADVICE),
-    Layout("a project of Supervisely", ("meta.json", "*/ann"), advice=COCO_ADVICE),
-    Layout("an export of Labelbox", ("*.ndjson",), advice=COCO_ADVICE),
-    Layout("a dataset of FiftyOne", ("samples.json", "metadata.json"), advice="Export it as COCODetectionDataset."),
-    Layout("a TFRecord export", ("*.tfrecord*",), advice="It is not read. Export COCO instead."),
-)
+@cache
+def layouts() -> tuple[Layout, ...]:
+    """Return all rows of layouts.yaml."""
+    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tuple(Layout(**row | {"globs": tuple(row["globs"])}) for row in rows)
 
 
 def find_layout(path: Path) -> Layout | None:
     """Return the first layout that fits a folder or a file, or `None`."""
-    return next((layout for layout in LAYOUTS if _fits(layout, path)), None)
+    return next((layout for layout in layouts() if _fits(layout, path)), None)
 
 
 def _fits(layout: Layout, path: Path) -> bool:

@@ -46,13 +46,19 @@ class SourceArguments(Options):
     """Options of the data source."""
 
     # Fields of this class that are passed to the loaders in `hf_vit.data` as arguments with the same names
-    loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
+    loader_options: ClassVar[tuple[str, ...]] = (
+        "dataset_config_name",
+        "dataset_revision",
+        "image_column_name",
+        "data_format",
+    )
     takes_several: ClassVar[bool] = False  # whether a user can give several sources, separated by commas
 
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
     dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
     image_column_name: str | None = data_option(None, "Column of the images, if it is not detected.")
+    data_format: str | None = data_option(None, "Format of the data, if several fit, such as coco, yolo or voc.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,26 +3,16 @@
 `detect` returns what it found in a folder or file and the evidence, and `read` reads it. No format knows another.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from datasets import DatasetDict
 
 from ..reading.columns import SourceOptions
+from ..reading.files import warn_ignored
 from ..reading.hub import load_from_hub
 from ..reading.match import Format, Match, Target, recognize
 from . import class_folders, coco, coco_panoptic, idx, images, pairs, parquet, saved, tables, tar, voc, yolo
-
-
-class Shards(Format, Protocol):
-    """A format of files that can be streamed."""
-
-    def stream(self, files: Mapping[str, list[str]]) -> DatasetDict:
-        """Stream the files of each split."""
-
-    def read_labels(self, files: Iterable[str], column: str) -> Iterator[object]:
-        """Yield the labels in files without reading the images."""
 
 
 COLUMNS: dict[str, Format] = {"parquet": parquet, "saved": saved}
@@ -57,10 +47,12 @@ def read_source(options: SourceOptions, target: Target, problem: str) -> tuple[M
     match = recognize(options, target, FORMATS[target], problem)
     if match is None:
         return Match({}, options.source, name=HUB, target=target, options=options), load_from_hub(options)
+    for ignored in match.ignored:
+        warn_ignored(*ignored)
     return match, FORMATS[target][match.name].read(match)
 
 
-def find_shards(path: Path) -> tuple[Shards, dict[str, list[str]]]:
+def find_shards(path: Path) -> tuple[Any, dict[str, list[str]]]:
     """Find parquet files, or otherwise tar files; return the module of their format, and the files by split."""
     for module in (parquet, tar):
         if match := module.detect(path, "classes"):
@@ -75,4 +67,4 @@ def open_streams(options: SourceOptions) -> DatasetDict:
     module, files = find_shards(options.path)
     if files:
         options.check_no_hub_options()
-    return module.stream(files)
+    return DatasetDict(module.stream(files))

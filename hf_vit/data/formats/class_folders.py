@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Value
@@ -10,7 +9,8 @@ from transformers.utils import logging
 
 from ..reading.files import (
     IMAGE_FOLDERS,
-    IMAGE_SUFFIXES,
+    NO_IMAGE,
+    TABLE_SUFFIXES,
     TARGETS,
     files_below,
     has_image,
@@ -19,24 +19,20 @@ from ..reading.files import (
     joined,
     list_tables,
     subfolders,
+    visible,
+    warn_ignored,
 )
 from ..reading.match import Match, Target
-from ..reading.splits import find_split_folders, report_other_folders
+from ..reading.splits import find_split_folders, unread_lists
 
 
 logger = logging.get_logger(__name__)
 ADVICE = "Put the images into one folder per class: {}/cat/1.jpg, ..."
 ROLES = {*IMAGE_FOLDERS, *TARGETS}
 WORD = re.compile(r"[^\W\d_]+")  # matches the word at the start of a file name such as "cat.0.jpg"
+CONFIRM = "set data_format (--data_format) to 'class_folders'."
+OTHER_SUFFIXES = {*TABLE_SUFFIXES, ".json", ".xml"}  # suffixes of files that may contain other labels
 MOST_WORDS = 100  # maximum number of words at the start of file names that may be classes
-
-
-@dataclass(frozen=True)
-class ClassFolders:
-    """The folders of the splits, which contain class folders, and the names of all other folders."""
-
-    roots: dict[str, Path]
-    others: tuple[str, ...] = ()
 
 
 def detect(path: Path, target: Target) -> Match | None:
@@ -49,23 +45,23 @@ def detect(path: Path, target: Target) -> Match | None:
     folder = path.absolute()  # absolute paths stay valid if the working directory changes
     found, names = find_split_folders(folder), [sub.name for sub in subfolders(folder)]
     if any(map(subfolders, found.folders.values())):
-        return Match(ClassFolders(found.folders, found.others), f"class folders in {joined(list(found.folders))}")
-    classes = ClassFolders({"train": folder})
+        evidence = f"class folders in {joined([root.name for root in found.folders.values()])}"
+        return Match(found.folders, evidence, ignored=(*found.ignored(folder), *unread_lists(folder)))
     if not has_image(folder):
         return None
+    doubt = ""
     if not names:
-        loose = joined(_images_without_class(folder))
-        return Match(classes, "images", f"contains only images without a class ({loose}). {ADVICE.format(path.name)}")
-    evidence = f"class folders {joined(names)}"
-    if doubt := found.doubt or (found.folders and f"has no class folders: {joined(names)} are names of splits"):
-        confirm = "If all of these folders are classes, set data_format (--data_format) to 'class_folders'."
-        return Match(classes, evidence, ". ".join([doubt, *_labels_elsewhere(folder), confirm]))
-    if {name.lower() for name in names} <= ROLES:
-        return Match(
-            classes, evidence, f"contains folders of images and their targets, not of classes: {joined(names)}."
+        doubt = f"contains {_loose(_images_without_class(folder))}. {ADVICE.format(path.name)}"
+    elif found.doubt or found.folders:
+        doubt = found.doubt or f"has no class folders: {joined(names)} are names of splits"
+        doubt = ". ".join([doubt, *_labels_elsewhere(folder), f"If all of these folders are classes, {CONFIRM}"])
+    elif {name.lower() for name in names} <= ROLES:
+        doubt = (
+            f"has the folders {joined(names)}, which are usual names for images and targets. For classes, {CONFIRM}"
         )
-    only = f"has a single class folder. All labels of the split 'train' are {names[0]!r}, but at least 2 are needed."
-    return Match(classes, evidence, only if len(names) == 1 else "")
+    elif len(names) == 1:
+        doubt = f"has one folder. All labels of the split 'train' are {names[0]!r}, but at least 2 classes are needed."
+    return Match({"train": folder}, f"class folders {joined(names)}", doubt, unread_lists(folder))
 
 
 def _labels_elsewhere(folder: Path) -> list[str]:
@@ -87,23 +83,17 @@ def read(match: Match) -> DatasetDict:
     Images are found at any depth below their class folder; hidden files are ignored. A split other than "train" whose
     images are not in class folders, such as a published test set without labels, is ignored with a warning.
     """
-    folders: ClassFolders = match.files
-    report_other_folders(match.path, folders.others)
+    roots: dict[str, Path] = match.files
     unlabeled = [
         name
-        for name, root in folders.roots.items()
+        for name, root in roots.items()
         if name != "train" and not subfolders(root) and _images_without_class(root)
     ]
-    if unlabeled:
-        logger.warning(
-            "Ignored splits in %s because their images are not in class folders: %s.", match.path, joined(unlabeled)
-        )
-    places = dict.fromkeys((match.path, *folders.roots.values()))
-    if tables := [str(table) for place in places for table in list_tables(place)]:
-        logger.warning("Ignored %d tables next to class folders: %s.", len(tables), joined(tables))
-    return DatasetDict(
-        {name: _load_split(name, root) for name, root in folders.roots.items() if name not in unlabeled}
-    )
+    warn_ignored(f"splits in {match.path}", "their images are not in class folders", unlabeled)
+    places = dict.fromkeys((match.path.absolute(), *roots.values()))
+    beside = [path for place in places for path in visible(place.iterdir()) if path.suffix.lower() in OTHER_SUFFIXES]
+    warn_ignored(f"{len(beside)} files next to class folders", "class folders define the labels", beside)
+    return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
 
 
 def _images_without_class(root: Path) -> list[str]:
@@ -119,22 +109,21 @@ def _load_split(name: str, root: Path) -> Dataset:
     others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
     if others:
         logger.warning("Ignored files in %s because they are not images, by suffix: %s.", root, dict(others))
-    if loose:
-        logger.warning("Ignored images in %s because they are not in a class folder: %s.", root, joined(loose))
+    warn_ignored(f"images in {root}", "they are not in a class folder", loose)
     labels = [label for label, found in images.items() for _ in found]
     paths = (str(file) for found in images.values() for file in found)
     return images_at(paths, name, label=(labels, Value("string")))
 
 
 def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -> None:
-    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     if not any(images.values()):
-        found = f"only images without a class ({joined(loose)})" if loose else f"no image: no file ends in {suffixes}"
-        raise ValueError(f"{root} contains {found}. {ADVICE.format(root.name)}")
+        raise ValueError(f"{root} contains {_loose(loose)}. {ADVICE.format(root.name)}")
     if empty := [label for label, found in images.items() if not found]:
-        raise ValueError(
-            f"{root} has class folders without an image: {joined(empty)}. Remove them, or add images ({suffixes})."
-        )
+        raise ValueError(f"{root} has class folders without an image: {joined(empty)}. Remove them, or add images.")
+
+
+def _loose(images: list[str]) -> str:
+    return f"only images without a class ({joined(images)})" if images else NO_IMAGE.removeprefix("contains ")
 
 
 def _check_places(root: Path, images: dict[str, list[Path]]) -> None:

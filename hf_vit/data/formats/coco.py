@@ -37,15 +37,14 @@ def detect(path: Path, target: Target) -> Match | None:
     kind = "keypoints" if target == "points" else "instances"
     files, others = find_files(path, [kind])
     files = {split: file for split, file in files.items() if kind in file.name or not has_segments(file)}
-    return Match((files, others), joined([file.name for file in files.values()])) if files else None
+    names = [str(file.relative_to(path)) for file in others]
+    ignored = ((f"annotation files in {path}", "their names contain no split", names),)
+    return Match(files, joined([file.name for file in files.values()]), ignored=ignored) if files else None
 
 
 def read(match: Match) -> ObjectData:
     """Read objects, and class names in the order of category ids. Open an image only if its size is not given."""
-    files, others = match.files
-    if others:
-        names = joined([str(file.relative_to(match.path)) for file in others])
-        logger.warning("Ignored annotation files whose names contain no split: %s.", names)
+    files: dict[str, Path] = match.files
     if match.target == "points":
         return _read_points([read_file(split, file) for split, file in files.items()])
     contents = read_all(files)

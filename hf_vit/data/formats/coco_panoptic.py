@@ -5,14 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Image, List, Value
-from transformers.utils import logging
 
 from ..reading.coco_file import CocoFile, Entry, check_entries, find_files, has_segments, read_all
-from ..reading.files import images_at, joined, parse_flag
+from ..reading.files import images_at, joined, parse_flag, warn_ignored
 from ..reading.match import Match, Target
-
-
-logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,9 +22,11 @@ class PanopticData:
 
 def detect(path: Path, target: Target) -> Match | None:
     """Find files such as `annotations/panoptic_val2017.json` by split."""
-    files, _ = find_files(path, ["panoptic"])
+    files, others = find_files(path, ["panoptic"])
     files = {split: file for split, file in files.items() if "panoptic" in file.name or has_segments(file)}
-    return Match(files, joined([file.name for file in files.values()])) if files else None
+    names = [str(file.relative_to(path)) for file in others]
+    ignored = ((f"annotation files in {path}", "their names contain no split", names),)
+    return Match(files, joined([file.name for file in files.values()]), ignored=ignored) if files else None
 
 
 def read(match: Match) -> PanopticData:
@@ -53,8 +51,8 @@ def _panoptic_rows(content: CocoFile, numbers: dict[int, int]) -> Dataset:
     content.check_known(all_segments, "category_id")
     by_id = {image["id"]: path for image, path in zip(content.images, content.image_paths(), strict=True)}
     masks = content.paths_in(annotations, [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"])
-    if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
-        logger.warning("Ignored images in %s because they have no annotation, by id: %s.", file, joined(sorted(bare)))
+    bare = by_id.keys() - {annotation["image_id"] for annotation in annotations}
+    warn_ignored(f"images in {file}", "they have no annotation, by id", sorted(bare))
     segments = [
         [_labeled(segment, numbers, file) for segment in annotation["segments_info"]] for annotation in annotations
     ]

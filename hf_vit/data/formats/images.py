@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from datasets import DatasetDict
-from transformers.utils import logging
 
 from ..reading.files import (
     IMAGE_FOLDERS,
@@ -12,14 +11,13 @@ from ..reading.files import (
     files_below,
     images_at,
     is_image,
-    joined,
     subfolders,
+    warn_ignored,
 )
 from ..reading.match import Match, Target
-from ..reading.splits import find_split_folders, report_other_folders
+from ..reading.splits import find_split_folders
 
 
-logger = logging.get_logger(__name__)
 FOLDER = "folder"  # column of the first subfolder in the path of each image, which may be its class
 
 
@@ -54,7 +52,8 @@ def _split_roots(folder: Path) -> dict[str, Path]:
     for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
         found = find_split_folders(place)
         if "train" in found.folders:
-            report_other_folders(place, found.others)
+            for ignored in found.ignored(place):
+                warn_ignored(*ignored)
             return found.folders
     return {"train": folder}
 
@@ -65,7 +64,5 @@ def _images_below(root: Path) -> list[Path]:
     folders = {parent for file in images for parent in file.relative_to(root).parents}
     places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
     targets = {inside for inside in folders if inside.name.lower() in TARGETS and inside.parent in places}
-    if targets:
-        found = joined(sorted(map(str, targets)))
-        logger.warning("Ignored folders in %s because they contain targets of images: %s.", root, found)
+    warn_ignored(f"folders in {root}", "they contain targets of images", sorted(map(str, targets)))
     return [file for file in images if not targets & set(file.relative_to(root).parents)]

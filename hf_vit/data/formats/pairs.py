@@ -6,7 +6,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from datasets import DatasetDict, Image
-from transformers.utils import logging
 
 from ..reading.files import (
     IMAGE_FOLDERS,
@@ -20,10 +19,9 @@ from ..reading.files import (
     walk_files,
 )
 from ..reading.match import Match, Target
-from ..reading.splits import find_split_folders, report_other_folders
+from ..reading.splits import find_split_folders, unread_lists
 
 
-logger = logging.get_logger(__name__)
 TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 AMBIGUOUS = {"labels", "annotations"}  # folders that may also contain text, XML or JSON files
 Pairs = tuple[Path, Path]  # folder of images and folder of targets
@@ -36,8 +34,9 @@ def detect(path: Path, target: Target) -> Match | None:
     folder, what = path.absolute(), _what(target)  # absolute paths stay valid if the working directory changes
     if whole := _find_pair_folders(folder, what):
         sides = [find_split_folders(side, is_divided=lambda sub: True) for side in whole]
-        splits = {split: (images, sides[1].folders.get(split)) for split, images in sides[0].folders.items()}
-        found = splits if any(side.folders for side in sides) else {"train": whole}
+        found: dict[str, tuple[Path, Path | None]] = {"train": whole}
+        if any(side.folders for side in sides):
+            found = {split: (images, sides[1].folders.get(split)) for split, images in sides[0].folders.items()}
     else:
         sides = [find_split_folders(folder, *[lambda sub: _find_pair_folders(sub, what)] * 2)]
         found = {split: _find_pair_folders(sub, what) or (sub, None) for split, sub in sides[0].folders.items()}
@@ -46,9 +45,14 @@ def detect(path: Path, target: Target) -> Match | None:
         return None
     evidence = f"folders of {what}s {joined([str(targets.relative_to(folder)) for _, targets in roots.values()])}"
     doubt = next((f"has unclear splits: {side.doubt}. Move the folders." for side in sides if side.doubt), "")
-    files = (roots, sorted(found.keys() - roots.keys()), sides[0].others)
+    lack = f"they have no folder of images or of {what}s"
+    ignored = (
+        *sides[0].ignored(folder),
+        *unread_lists(folder),
+        (f"splits in {folder}", lack, sorted(found.keys() - roots.keys())),
+    )
     # Formats with instances have priority over semantic masks.
-    return Match(files, evidence, doubt, is_fallback=target == "instances")
+    return Match(roots, evidence, doubt, ignored, is_fallback=target == "instances")
 
 
 def _what(target: Target) -> str:
@@ -61,12 +65,7 @@ def read(match: Match) -> DatasetDict:
     The image and its target have the same relative path except for the suffix. If no path matches, the words at the
     end that all file names of a folder share are ignored, as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
     """
-    roots, incomplete, others = match.files
-    target = _what(match.target)
-    report_other_folders(match.path, others)
-    if incomplete:
-        lack = f"because they have no folder of images or of {target}s: {joined(incomplete)}"
-        logger.warning("Ignored splits in %s %s.", match.path, lack)
+    target, roots = _what(match.target), match.files
     found = {split: _match(images, targets, target) for split, (images, targets) in roots.items()}
     raise_faults(
         [problem for _, problems in found.values() for problem in problems],

@@ -1,34 +1,22 @@
 """Tables of image paths and targets: CSV, TSV and JSON lines."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from transformers.utils import logging
-
 from ..reading.columns import TableRow, read_rows
-from ..reading.files import TABLE_SUFFIXES, joined, list_tables
+from ..reading.files import TABLE_SUFFIXES, Ignored, joined, list_tables
 from ..reading.match import Match, Target
 from ..reading.splits import by_split, find_split_folders, is_split, split_of
 
 
-logger = logging.get_logger(__name__)
 # Names of tables in the folder of their images: `datasets`, and the multi-label export of Roboflow
 FOLDER_TABLES = ("metadata", "_classes")
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Tables by split, and tables of other names in the same folder."""
-
-    by_split: dict[str, Path]
-    others: list[Path]
 
 
 def detect(path: Path, target: Target) -> Match | None:
     """Find a table, or `train.csv`, `test.csv`, ..., or `train/metadata.csv`, ..., or `metadata.csv` in a folder."""
     if path.is_file():
         is_table = path.suffix.lower() in TABLE_SUFFIXES
-        return Match(Tables({split_of(path.stem) or "train": path}, []), path.name) if is_table else None
+        return Match({split_of(path.stem) or "train": path}, path.name) if is_table else None
     tables = list_tables(path)
     found, others = by_split((table.stem, table) for table in tables)
     is_exact = all(is_split(table.stem) for table in found.values())
@@ -36,13 +24,13 @@ def detect(path: Path, target: Target) -> Match | None:
         found, others, is_exact = own, [table for table in tables if table not in own.values()], True
     if found:
         names = joined([table.relative_to(path).as_posix() for table in found.values()])
-        return Match(Tables(found, others), f"tables {names}", is_fallback=not is_exact)
+        return Match(found, f"tables {names}", ignored=_ignored(path, others), is_fallback=not is_exact)
     if not tables:
         return None
     names = " or ".join(repr(str(table)) for table in tables)
     doubt = f"contains a table without a split in its name. Give the path of the table: {names}."
     is_clear = target == "points" and len(tables) == 1
-    return Match(Tables({"train": tables[0]}, tables[1:]), f"the table {tables[0].name}", "" if is_clear else doubt)
+    return Match({"train": tables[0]}, tables[0].name, "" if is_clear else doubt, _ignored(path, tables[1:]))
 
 
 def _in_split_folders(path: Path) -> dict[str, Path]:
@@ -63,10 +51,10 @@ def _whole(tables: list[Path]) -> dict[str, Path]:
     return {"train": found[0]} if (found := _named(tables)) else {}
 
 
+def _ignored(path: Path, tables: list[Path]) -> Ignored:
+    return ((f"tables in {path}", "their names contain no split", [table.name for table in tables]),)
+
+
 def read(match: Match) -> list[list[TableRow]]:
     """Read the rows of all tables. Image paths are relative to the folder of their table."""
-    tables: Tables = match.files
-    if tables.others:
-        others = joined([table.name for table in tables.others])
-        logger.warning("Ignored tables in %s because their names contain no split: %s.", match.path, others)
-    return [read_rows(table, split, match.options) for split, table in tables.by_split.items()]
+    return [read_rows(table, split, match.options) for split, table in match.files.items()]

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,7 +23,7 @@ from ..reading.files import (
 )
 from ..reading.match import Match, Target
 from ..reading.objects import AnnotatedImage, AnnotatedObject, ObjectData, table_of_images
-from ..reading.splits import by_split, find_split_folders, order_splits, read_split, report_other_folders
+from ..reading.splits import by_split, find_split_folders, order_splits, read_split
 
 
 logger = logging.get_logger(__name__)
@@ -33,16 +32,6 @@ ANNOTATIONS = ("annotations", "annotation", "xmls", "labels")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 LABEL_MAP = "labelmap.txt"  # class names and colors in exports of CVAT and Datumaro
 BACKGROUND = "background"
-
-
-@dataclass(frozen=True)
-class VocFiles:
-    """The XML files of each split, the folder of the data, and lists and folders that belong to no split."""
-
-    files: dict[str, list[Path]]
-    root: Path
-    lists: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
 
 
 def detect(path: Path, target: Target) -> Match | None:
@@ -55,16 +44,17 @@ def detect(path: Path, target: Target) -> Match | None:
         return None
     root = _year(path)
     lists, others = _split_lists(root)
+    ignored = ((f"lists in {root}", "their names contain no split", others),)
     if lists:
         files = {split: _listed_files(root, file) for split, file in lists.items()}
-        return Match(VocFiles(files, root, tuple(others)), f"{len(lists)} lists in ImageSets/Main and Annotations/")
+        return Match((root, files), f"lists in ImageSets/Main and {ANNOTATIONS[0]}/", ignored=ignored)
     inner = find_split_folders(root, *[_has_xml] * 2)
     found = {split: _xml_in(folder) for split, folder in (inner.folders or {"train": root}).items()}
     files = {split: own for split, own in found.items() if own}
     if not files or not _is_voc(next(iter(files.values()))[0]):
         return None
-    folders = inner.others if inner.folders else ()
-    return Match(VocFiles(files, root, tuple(others), folders), f"{sum(map(len, files.values()))} XML files")
+    count = sum(map(len, files.values()))
+    return Match((root, files), f"{count} XML files", ignored=(*ignored, *inner.ignored(root)))
 
 
 def _xml_in(folder: Path) -> list[Path]:
@@ -127,13 +117,10 @@ def read(match: Match) -> ObjectData:
     indices that start at 1 and include the last pixel. In files of other tools, they are the edges of the box. Class
     names come from `labelmap.txt`, or are the sorted names that occur in "train".
     """
-    voc: VocFiles = match.files
-    report_other_folders(voc.root, voc.folders)
-    if voc.lists:
-        logger.warning("Ignored lists in %s because their names contain no split: %s.", voc.root, joined(voc.lists))
-    images = {split: _read_all(files) for split, files in order_splits(voc.files).items()}
+    root, files = match.files
+    images = {split: _read_all(own) for split, own in order_splits(files).items()}
     tables = [table_of_images(split, found) for split, found in images.items()]
-    listed = read_class_file(voc.root / LABEL_MAP)[0] if (voc.root / LABEL_MAP).is_file() else ()
+    listed = read_class_file(root / LABEL_MAP)[0] if (root / LABEL_MAP).is_file() else ()
     return ObjectData(tables, match.path, tuple(name for name in listed if name.lower() != BACKGROUND))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from transformers.utils import logging
 
 from ..reading.files import (
     check_exist,
@@ -26,13 +25,13 @@ from ..reading.files import (
     subfolders,
     visible,
     walk_files,
+    warn_ignored,
 )
 from ..reading.match import Match, Target
 from ..reading.objects import ObjectData, ObjectTable, corners, table_of
-from ..reading.splits import by_split, find_split_folders, is_split, order_splits, report_other_folders
+from ..reading.splits import by_split, find_split_folders, is_split, order_splits, unread_lists
 
 
-logger = logging.get_logger(__name__)
 YAML_SUFFIXES = (".yaml", ".yml")
 IMAGES, LABELS = "images", "labels"
 OTHER_TEXTS = ("classes.txt", "notes.txt", "README.txt", "train.txt", "val.txt", "test.txt")
@@ -47,14 +46,12 @@ class YoloFiles:
         names: Class names from data.yaml; empty if there is no such file.
         folders: Folders that may contain a file of class names.
             source: Path of data.yaml, or of the dataset folder if there is no such file.
-        others: Folders that belong to no split.
     """
 
     images: dict[str, list[Path]]
     names: tuple[str, ...]
     folders: tuple[Path, ...]
     source: Path
-    others: tuple[str, ...] = ()
 
 
 def detect(path: Path, target: Target) -> Match | None:
@@ -71,8 +68,7 @@ def detect(path: Path, target: Target) -> Match | None:
         )
     if files:
         return Match(files[0], files[0].name)
-    found = _from_folders(path)
-    return Match(found, "images/ and labels/ with text files") if found else None
+    return _from_folders(path)
 
 
 def _read_description(file: Path) -> dict[str, Any] | None:
@@ -126,7 +122,7 @@ def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]
     """
     folder = file.parent
     # Roboflow writes "../train/images" for a folder that is next to data.yaml.
-    names = [f"{content.get('path') or ''}/{entry}".removeprefix("/"), entry, entry.removeprefix("../")]
+    names = [str(Path(content.get("path") or "", entry)), entry, entry.removeprefix("../")]
     places = [local_path(folder, name) for name in names]
     place = next((place for place in places if place.exists()), None)
     if place is None:
@@ -147,19 +143,26 @@ def _images_below(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} has no image. Add images.")
 
 
-def _from_folders(path: Path) -> YoloFiles | None:
-    folders = {folder.name.lower(): folder for folder in subfolders(path)}
+def _from_folders(path: Path) -> Match | None:
+    folders, bare = {folder.name.lower(): folder for folder in subfolders(path)}, list[str]()
     if IMAGES in folders and LABELS in folders:
         found = find_split_folders(folders[IMAGES], is_divided=lambda sub: True)
         roots, labels = found.folders or {"train": folders[IMAGES]}, [folders[LABELS]]
     else:
         found = find_split_folders(path, *[lambda sub: (sub / LABELS).is_dir()] * 2)
-        roots = {split: sub / IMAGES for split, sub in found.folders.items() if (sub / IMAGES).is_dir()}
-        labels = [sub / LABELS for sub in found.folders.values() if (sub / LABELS).is_dir()]
-    if not roots or not any(file.suffix == ".txt" for folder in labels for file in walk_files(folder)):
+        pairs = {split: (sub / IMAGES, sub / LABELS) for split, sub in found.folders.items()}
+        roots = {split: pair[0] for split, pair in pairs.items() if all(folder.is_dir() for folder in pair)}
+        labels = [pairs[split][1] for split in roots]
+        bare = sorted(pairs.keys() - roots.keys())
+    if not any(file.suffix == ".txt" for folder in labels for file in walk_files(folder)):
         return None
     images = {split: _images_below(folder) for split, folder in roots.items()}
-    return YoloFiles(images, (), (path, *labels), path, found.others if found.folders else ())
+    ignored = (
+        *found.ignored(path),
+        *unread_lists(path),
+        (f"splits in {path}", f"they have no {IMAGES}/ or no {LABELS}/", bare),
+    )
+    return Match(YoloFiles(images, (), (path, *labels), path), "images/ and labels/ with text files", ignored=ignored)
 
 
 def read(match: Match) -> ObjectData:
@@ -169,7 +172,6 @@ def read(match: Match) -> ObjectData:
     Polygons are converted to their bounding boxes. Class names come from data.yaml, or from classes.txt.
     """
     files = match.files if isinstance(match.files, YoloFiles) else _from_yaml(match.files)
-    report_other_folders(files.source, files.others)
     tables = [_table(images, split, files.source) for split, images in order_splits(files.images).items()]
     _report_bare_texts(files)
     return ObjectData(tables, files.source, files.names, files.folders)
@@ -186,8 +188,7 @@ def _report_bare_texts(files: YoloFiles) -> None:
         for file in visible(folder.iterdir())
         if file.suffix == ".txt" and file not in texts and file.name not in OTHER_TEXTS
     ]
-    if bare:
-        logger.warning("Ignored %d label files without an image: %s.", len(bare), joined(bare))
+    warn_ignored(f"{len(bare)} label files", "they have no image of the same name", bare)
 
 
 def _table(paths: list[Path], split: str, source: Path) -> ObjectTable:

@@ -232,11 +232,11 @@ def column_in_tables(
 
 def columns_in_tables(tables: Iterable[Sequence[TableRow]]) -> tuple[DatasetDict, dict[str, Columns]]:
     """Return the images (opened on access) and all columns of tables, by split."""
-    splits = defaultdict[str, list[TableRow]](list)
+    rows = defaultdict[str, list[TableRow]](list)
     for row in chain.from_iterable(tables):
-        splits[row.split].append(row)
-    check_exist([row.image for own in splits.values() for row in own], MISSING, "images")
-    splits = order_splits(splits)
+        rows[row.split].append(row)
+    check_exist([row.image for own in rows.values() for row in own], MISSING, "images")
+    splits = order_splits(rows)
     return DatasetDict({split: images_at([row.image for row in own], split) for split, own in splits.items()}), {
         split: {name: ([row.cells.get(name) for row in own], Value("string")) for name in columns_of(own)}
         for split, own in splits.items()

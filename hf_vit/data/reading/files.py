@@ -103,6 +103,15 @@ def check_exist(files: Collection[str | Path], finding: str = "do not exist", wh
     raise_faults([file for file in files if not os.path.isfile(file)], f"of {len(files)} {what} {finding}")
 
 
+Ignored = tuple[tuple[str, str, Collection[object]], ...]  # arguments of several calls of `warn_ignored`
+
+
+def warn_ignored(what: str, reason: str, names: Collection[object]) -> None:
+    """Log one warning that names ignored files, folders or splits, if there are any."""
+    if names:
+        logger.warning("Ignored %s because %s: %s.", what, reason, joined(names))
+
+
 def report(count: int, finding: str) -> tuple[str, ...]:
     """Log a finding as a warning and return it as a note for the model card; do nothing if `count` is 0."""
     if count:

@@ -31,8 +31,8 @@ def instance_rows(table: ObjectTable) -> DatasetDict:
     for split, images in add_file_column(DatasetDict(table.images)).items():
         stop = start + len(images)
         sizes = table.sizes[start:stop]
-        columns = {"objects": objects[start:stop], "height": sizes[:, 1], "width": sizes[:, 0]}
-        found[split] = concatenate_datasets([images, Dataset.from_dict(columns)], axis=1)
+        cells = {"objects": objects[start:stop], "height": sizes[:, 1], "width": sizes[:, 0]}
+        found[split] = concatenate_datasets([images, Dataset.from_dict(cells)], axis=1)
         start = stop
     return found
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from ..layouts import find_layout
 from .columns import SourceOptions
-from .files import in_lines
+from .files import Ignored, in_lines
 
 
 # Kinds of targets; each has a table of formats in `hf_vit/data/formats/__init__.py`
@@ -23,6 +23,7 @@ class Match:
         evidence: Names of files or folders that show the format, for messages.
         doubt: End of the error message if no other format fits and `data_format` does not confirm this one; empty if
             it is certain.
+        ignored: Files and folders that the format does not read.
         is_fallback: Whether the format fits almost any folder, so that every other format has priority.
         name: Name of the format, a key of the table of its target.
         target: Kind of targets to read.
@@ -32,6 +33,7 @@ class Match:
     files: Any
     evidence: str
     doubt: str = ""
+    ignored: Ignored = ()
     is_fallback: bool = False
     name: str = ""
     target: Target = "classes"

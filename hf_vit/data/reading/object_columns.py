@@ -199,8 +199,8 @@ def load_detection_columns(
     return ObjectData(tables, options.path, names, folders)
 
 
-def _labels(objects: ObjectColumns, kind: Any) -> np.ndarray | list[str]:
-    """Return class names, or class numbers (N,) int64; `kind` is the feature type in the first split."""
+def _labels(objects: ObjectColumns, kind: Any) -> np.ndarray:
+    """Return class names (N,) object, or class numbers (N,) int64; `kind` is the feature type in the first split."""
     if objects.label_type != kind:
         raise ValueError(
             f"The classes of the split {objects.split!r} differ from those of other splits in type or name. Use equal "
@@ -209,7 +209,7 @@ def _labels(objects: ObjectColumns, kind: Any) -> np.ndarray | list[str]:
     values = objects.values["label"]
     if None in values:
         raise ValueError(f"Some objects in {objects.split!r} have no class. Add their classes, or remove the objects.")
-    return values if kind in TEXT_TYPES else np.array(values, np.int64)
+    return np.array(values, object if kind in TEXT_TYPES else np.int64)
 
 
 def _upright_sizes(objects: ObjectColumns) -> np.ndarray:

@@ -112,7 +112,7 @@ def table_of(
     names: Sequence[str],
     *,
     is_share: np.ndarray | bool = False,
-    labels: np.ndarray | Sequence[str] | None = None,
+    labels: np.ndarray | None = None,
     is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
     keypoints: np.ndarray | None = None,
@@ -131,7 +131,7 @@ def table_of(
         "image_numbers": np.asarray(image_numbers, np.int64),
         "boxes": np.asarray(boxes, float).reshape(-1, 4),
         "is_share": np.broadcast_to(is_share, count),
-        "labels": np.zeros(count, np.int64) if labels is None else _numbers_or_names(labels),
+        "labels": np.zeros(count, np.int64) if labels is None else labels,
         "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
         "areas": np.where(areas > 0, areas, np.nan),
         "keypoints": np.zeros((count, 0, 3)) if keypoints is None else np.asarray(keypoints, float),
@@ -141,11 +141,6 @@ def table_of(
         columns["masks"][:] = masks
     sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
     return ObjectTable({split: images}, sizes, **{name: values[order] for name, values in columns.items()})
-
-
-def _numbers_or_names(labels: np.ndarray | Sequence[str]) -> np.ndarray:
-    is_named = not isinstance(labels, np.ndarray)
-    return np.array(labels, object) if is_named else labels.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -186,7 +181,7 @@ def table_of_images(split: str, images: Sequence[AnnotatedImage]) -> ObjectTable
         np.repeat(np.arange(len(images)), [len(image.objects) for image in images]),
         np.array([entry.box for entry in objects]),
         [entry.name for entry in objects],
-        labels=[entry.label for entry in objects],
+        labels=np.array([entry.label for entry in objects], object),
         is_crowd=[entry.is_crowd for entry in objects],
         masks=[entry.mask for entry in objects],
     )
@@ -217,16 +212,33 @@ class ObjectData:
             class_names: Class names in order, given by the user. Without them, class names in the data are used in
                 the order of `names`, or sorted; class numbers need `names` or a file of class names.
         """
-        labels = {split: table.labels for table in self.tables for split in table.images}
-        if any(own.dtype == object for own in labels.values()):
-            numbers, names = number_class_names(labels, class_names, self.names)
-        else:
-            if self.names:
-                check_no_class_names(class_names, self.source)
-            numbers, names = labels, self.names or class_names_or_file(self.folders, class_names)
-            for table, (split, own) in zip(self.tables, numbers.items(), strict=True):
-                check_numbers(own, len(names), table.names, split)
-        tables = [replace(table, labels=own) for table, own in zip(self.tables, numbers.values(), strict=True)]
+        is_named = any(table.labels.dtype == object for table in self.tables)
+        if class_names and self.names and not is_named:
+            raise ValueError(f"{self.source} already contains class names. Remove class_names={joined(class_names)}.")
+        origin = "class_names" if class_names else "the list of classes" if self.names else "train"
+        found = sorted(set(self.tables[0].labels.tolist())) if is_named else read_class_names(self.folders)
+        names = tuple(class_names or self.names or found)
+        if not names and not is_named:
+            raise ValueError(
+                "The classes are numbers without names. Give their names as class_names, or in a file "
+                f"{' or '.join(NAME_FILES)} next to the data."
+            )
+        numbers = {name: number for number, name in enumerate(names)}
+        tables = []
+        for table in self.tables:
+            (split,) = table.images
+            if is_named and (unknown := sorted(set(table.labels.tolist()) - numbers.keys())):
+                raise ValueError(
+                    f"The split {split!r} has classes that are not in {origin!r}: {joined(unknown)}. Use the same "
+                    f"spelling ({joined(names)}), or give all classes as class_names."
+                )
+            labels = np.array([numbers[word] for word in table.labels], np.int64) if is_named else table.labels
+            wrong = np.flatnonzero((labels < 0) | (labels >= len(names))).tolist()
+            raise_faults(
+                [f"{table.names[place]}: class {labels[place]}" for place in wrong],
+                f"of {len(table)} objects of {split} have unknown classes; class numbers must be in [0, {len(names)})",
+            )
+            tables.append(replace(table, labels=labels))
         return join_tables(tables), names
 
 
@@ -465,57 +477,3 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
     if num_dropped := int((~is_kept).sum()):
         logger.warning("Removed %d of %d objects because they have no labeled keypoint.", num_dropped, len(table))
     return _checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
-
-
-def class_names_or_file(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return `class_names` or, if it is empty, the class names in a file in one of the folders."""
-    names = tuple(class_names or read_class_names(folders))
-    if not names:
-        raise ValueError(
-            "The classes are numbers without names. Give their names as class_names, or in a file "
-            f"{' or '.join(NAME_FILES)} next to the data."
-        )
-    return names
-
-
-def check_no_class_names(class_names: Sequence[str] | None, source: object) -> None:
-    """Raise `ValueError` if class names are given although the data contain them."""
-    if class_names:
-        raise ValueError(f"{source} already contains class names. Remove class_names={joined(class_names)}.")
-
-
-def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
-    """Raise `ValueError` if a class number is negative or at least `num_classes`. `names` are the object names."""
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
-    raise_faults(
-        [f"{names[place]}: class {numbers[place]}" for place in wrong],
-        f"of {len(numbers)} objects of {source} have unknown classes; class numbers must be in [0, {num_classes})",
-    )
-
-
-def number_class_names(
-    words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None, listed: Sequence[str] = ()
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Convert class names of objects to class numbers.
-
-    Args:
-        words: Class name of each object by split, with "train" first if there is such a split.
-        class_names: All class names in order, given by the user.
-        listed: All class names in order, listed in the data. Without both, the names are those of the first split.
-
-    Returns:
-        Class numbers (N,) by split, and all class names.
-
-    Raises:
-        ValueError: if a split contains an unknown class name.
-    """
-    first = "class_names" if class_names else "the list of classes" if listed else next(iter(words))
-    names = tuple(class_names or listed or sorted(set(words[first])))
-    numbers = {name: number for number, name in enumerate(names)}
-    for split, found in words.items():
-        if unknown := sorted(set(found) - set(names)):
-            raise ValueError(
-                f"The split {split!r} has classes that are not in {first!r}: {joined(unknown)}. Use the same spelling "
-                f"({joined(names)}), or give all classes as class_names."
-            )
-    return {split: np.array([numbers[word] for word in found], np.int64) for split, found in words.items()}, names

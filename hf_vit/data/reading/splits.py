@@ -5,18 +5,15 @@ A name is compared with its siblings: `train` next to `test` is a split, but `bu
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from transformers.utils import logging
-
-from .files import has_image, joined, raise_faults, subfolders
+from .files import Ignored, has_image, joined, raise_faults, subfolders, warn_ignored
 
 
-logger = logging.get_logger(__name__)
 T = TypeVar("T")
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (
@@ -26,6 +23,7 @@ SPLIT_NAMES = (
 )
 UNION = "trainval"  # name of training and validation data together
 CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
+LIST_FOLDERS = {"imagesets", "image_sets", "splits", "split", "lists"}
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 # Matches words such as "trainset", "testimages" and "valannot"
 GLUED = re.compile(rf"({'|'.join((*SPLIT_NAMES, UNION))})(sets?|data|images?|annot|labels|masks)")
@@ -134,6 +132,10 @@ class SplitFolders:
     others: tuple[str, ...] = ()
     doubt: str = ""
 
+    def ignored(self, place: Path) -> Ignored:
+        """Return the other subfolders of `place` as ignored folders."""
+        return ((f"folders in {place}", "they are not named like a split", self.others),) if self.folders else ()
+
 
 def find_split_folders(
     folder: Path,
@@ -185,10 +187,13 @@ def _inner(folder: Path) -> Path:
     return inside[0] if is_doubled else folder
 
 
-def report_other_folders(place: Path, others: Collection[str]) -> None:
-    """Log a warning about subfolders that are ignored because they do not belong to one of the splits."""
-    if others:
-        logger.warning("Ignored folders in %s because they are not named like a split: %s.", place, joined(others))
+def unread_lists(folder: Path) -> Ignored:
+    """Return lists of splits such as `train.txt`, for formats that do not read them."""
+    places = [folder, *(sub for sub in subfolders(folder) if sub.name.lower() in LIST_FOLDERS)]
+    places += [sub for place in places[1:] for sub in subfolders(place)]
+    lists = [str(file.relative_to(folder)) for place in places for file in sorted(place.glob("*.txt"))]
+    found = [name for name in lists if split_of(Path(name).stem)]
+    return ((f"lists in {folder}", "this format has no lists of splits, only folders of splits", found),)
 
 
 def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
@@ -198,16 +203,15 @@ def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
     """
     if files == [folder]:  # `folder` may be the path of a single file
         return {split_of(folder.stem) or "train": [str(folder)]}
-    found: dict[str | None, list[str]] = defaultdict(list)
+    found: dict[str, list[str]] = defaultdict(list)
     for file in files:
         parent = "" if file.parent == folder else file.parent.name
-        found[split_of(file.stem) or split_of(parent)].append(str(file))
+        found[split_of(file.stem) or split_of(parent) or ""].append(str(file))
     _check_shards(chain.from_iterable(found.values()))
-    others = found.pop(None, [])
+    others = found.pop("", [])
     if not found:
         return {"train": others} if others else {}
-    if others:
-        logger.warning("Ignored files because their names do not contain a split: %s.", joined(others))
+    warn_ignored("files", "their names do not contain a split", others)
     return order_splits(found)
 
 
