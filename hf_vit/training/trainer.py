@@ -145,6 +145,7 @@ class HfViTTrainer(Trainer):
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
         # This filter for NaN and infinity would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
+        self.args.remove_unused_columns = False  # collators read columns that are no arguments of the model
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
         if self.args.ddp_find_unused_parameters is None:  # the search for unused parameters slows down every step

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Value
@@ -68,9 +69,10 @@ def _labels_elsewhere(folder: Path) -> list[str]:
     """Describe where the labels of images may be that are not in class folders."""
     places = [folder, *subfolders(folder)]
     tables = [str(table.relative_to(folder)) for place in places for table in list_tables(place)]
-    words = {
-        match[0]: name for place in places for name in _images_without_class(place) if (match := WORD.match(name))
-    }
+    words: dict[str, str] = {}
+    for name in chain.from_iterable(map(_images_without_class, places)):
+        if match := WORD.match(name):
+            words.setdefault(match[0], name)
     found = [f"Labels may be in the tables {joined(tables)}"] if tables else []
     if 1 < len(words) <= MOST_WORDS:
         found.append(f"Labels may be in the names of the files, such as {joined(list(words.values())[:3])}")
