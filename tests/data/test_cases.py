@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image as PILImage
+from transformers import TrainingArguments
 
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import (
+    ImageClassificationCollator,
     check_dense,
     load_depth_estimation,
     load_image_classification,
@@ -19,8 +22,10 @@ from hf_vit.data import (
     unreadable_images,
 )
 from hf_vit.data.reading.splits import by_split, is_split, split_of
+from hf_vit.training import HfViTTrainer
 
 from ..helpers import datasets as samples
+from ..helpers.trainings import DIGITS_CONFIG
 from .errors import expect_error
 
 
@@ -404,3 +409,15 @@ def test_an_image_that_is_turned_has_no_pages(tmp_path: Path, caplog: Any) -> No
     samples.picture(0).save(folder / "train" / "images" / "1.jpg", exif=turned)
     assert check_dense(load_semantic_segmentation(str(folder)).examples("train"), show_progress=False) == {}
     assert "pages" not in caplog.text
+
+
+def test_a_trainer_keeps_the_columns_of_images(tmp_path: Path) -> None:
+    config = HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, report_to="none", save_strategy="no")
+    trainer = HfViTTrainer(
+        model=HfViTForImageClassification(config),
+        args=args,
+        train_dataset=samples.load_digits()["train"].select(range(8)),
+        data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
+    )
+    assert trainer.train().global_step == 1
