@@ -169,18 +169,23 @@ def test_deeper_class_folders_and_files_next_to_them_are_reported(tmp_path: Path
     assert "'train.txt'" in caplog.text
 
 
-def test_formats_that_both_fit_are_named_and_chosen(tmp_path: Path) -> None:
-    samples.write_pictures(tmp_path, "cat/1.jpg", "dog/2.jpg")
-    (tmp_path / "train.csv").write_text("file,label\ncat/1.jpg,a\ndog/2.jpg,b\n")
-    message = (
-        r"(?s)fits 2 formats:\n  table: .*train\.csv.*\n  class_folders: class folders 'cat', 'dog'\nSet data_format"
-    )
-    expect_error(message, load_image_classification, str(tmp_path))
-    assert classes(tmp_path, data_format="table") == {"train": ["a", "b"]}
-    assert classes(tmp_path, data_format="class_folders") == {"train": ["cat", "dog"]}
-    message = r"data_format='zip' is unknown for this task\. Use one of idx, parquet, saved, tar, table, class_folders"
-    expect_error(message, load_image_classification, str(tmp_path), data_format="zip")
+def test_formats_that_both_fit_are_named_and_chosen(tmp_path: Path, caplog: Any) -> None:
+    write(tmp_path, images__train__1_dot_png=None, labels__train__1_dot_txt="1 0.5 0.5 0.25 0.2\n")
+    write(tmp_path, data_dot_yaml="train: images/train\nnames: [cow, hen]", annotations__train_dot_json=coco("1.png"))
+    message = r"(?s)fits 2 formats:\n  coco: 'train\.json'\n  yolo: data\.yaml\nSet data_format \(--data_format\) to"
+    expect_error(message, load_object_detection, str(tmp_path))
+    assert boxes(tmp_path, data_format="coco")[1] == ("cat", "dog")
+    assert boxes(tmp_path, data_format="yolo")[1] == ("cow", "hen")
+    message = r"data_format='zip' is unknown for this task\. Use one of parquet, saved, coco, yolo, voc"
+    expect_error(message, load_object_detection, str(tmp_path), data_format="zip")
     expect_error("contains no boxes", load_object_detection, str(tmp_path), data_format="voc")
+    # A table of labels has priority over class folders.
+    samples.write_pictures(tmp_path / "table", "cat/1.jpg", "dog/2.jpg")
+    (tmp_path / "table" / "train.csv").write_text("file,label\ncat/1.jpg,a\ndog/2.jpg,b\n")
+    assert classes(tmp_path / "table") == {"train": ["a", "b"]}
+    message = "Read: tables 'train.csv'. Ignored: class folders 'cat', 'dog'. To read these instead, set data_format"
+    assert message in caplog.text
+    assert classes(tmp_path / "table", data_format="class_folders") == {"train": ["cat", "dog"]}
 
 
 def test_the_multi_label_export_of_roboflow(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def detect(path: Path, target: Target) -> Match | None:
     found, names = find_split_folders(folder), [sub.name for sub in subfolders(folder)]
     if any(map(subfolders, found.folders.values())):
         evidence = f"class folders in {joined([root.name for root in found.folders.values()])}"
-        return Match(found.folders, evidence, ignored=(*found.ignored(folder), *unread_lists(folder)))
+        return Match(found.folders, evidence, ignored=(*found.ignored(folder), *unread_lists(folder)), rank=1)
     if not has_image(folder):
         return None
     doubt = ""
@@ -62,7 +62,7 @@ def detect(path: Path, target: Target) -> Match | None:
         )
     elif len(names) == 1:
         doubt = f"has one folder. All labels of the split 'train' are {names[0]!r}, but at least 2 classes are needed."
-    return Match({"train": folder}, f"class folders {joined(names)}", doubt, unread_lists(folder))
+    return Match({"train": folder}, f"class folders {joined(names)}", doubt, unread_lists(folder), rank=1)
 
 
 def _labels_elsewhere(folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ FOLDER = "folder"  # column of the first subfolder in the path of each image, wh
 
 def detect(path: Path, target: Target) -> Match | None:
     """Find a folder, whatever it contains."""
-    return Match(path, "images", is_fallback=True) if path.is_dir() else None
+    return Match(path, "images", rank=4) if path.is_dir() else None
 
 
 def read(match: Match) -> DatasetDict:

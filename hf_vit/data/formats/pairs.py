@@ -52,7 +52,7 @@ def detect(path: Path, target: Target) -> Match | None:
         (f"splits in {folder}", lack, sorted(found.keys() - roots.keys())),
     )
     # Formats with instances have priority over semantic masks.
-    return Match(roots, evidence, doubt, ignored, is_fallback=target == "instances")
+    return Match(roots, evidence, doubt, ignored, rank=3 if target == "instances" else 0)
 
 
 def _what(target: Target) -> str:

@@ -24,7 +24,7 @@ def detect(path: Path, target: Target) -> Match | None:
         found, others, is_exact = own, [table for table in tables if table not in own.values()], True
     if found:
         names = joined([table.relative_to(path).as_posix() for table in found.values()])
-        return Match(found, f"tables {names}", ignored=_ignored(path, others), is_fallback=not is_exact)
+        return Match(found, f"tables {names}", ignored=_ignored(path, others), rank=0 if is_exact else 3)
     if not tables:
         return None
     names = " or ".join(repr(str(table)) for table in tables)

@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from transformers.utils import logging
+
 from ..layouts import find_layout
 from .columns import SourceOptions
 from .files import Ignored, in_lines
 
 
+logger = logging.get_logger(__name__)
 # Kinds of targets; each has a table of formats in `hf_vit/data/formats/__init__.py`
 Target = Literal["classes", "masks", "instances", "depth", "boxes", "points", "captions", "images"]
 
@@ -24,7 +27,8 @@ class Match:
         doubt: End of the error message if no other format fits and `data_format` does not confirm this one; empty if
             it is certain.
         ignored: Files and folders that the format does not read.
-        is_fallback: Whether the format fits almost any folder, so that every other format has priority.
+        rank: The lowest rank has priority: 0 for annotations, 1 for class folders, and more for formats that fit
+            almost any folder.
         name: Name of the format, a key of the table of its target.
         target: Kind of targets to read.
         options: Location of the data, and names of columns.
@@ -34,7 +38,7 @@ class Match:
     evidence: str
     doubt: str = ""
     ignored: Ignored = ()
-    is_fallback: bool = False
+    rank: int = 0
     name: str = ""
     target: Target = "classes"
     options: SourceOptions = SourceOptions("")
@@ -79,12 +83,18 @@ def recognize(options: SourceOptions, target: Target, formats: Mapping[str, Form
         if given in (None, name) and (match := own.detect(path, target))
     ]
     clear = [match for match in matches if given or not match.doubt]
-    found = [match for match in clear if not match.is_fallback] or clear
+    found = [match for match in clear if match.rank == min(other.rank for other in clear)]
     if len(found) > 1:
         lines = in_lines([f"{match.name}: {match.evidence}" for match in found])
         raise ValueError(
             f"{path} fits {len(found)} formats:{lines}\nSet data_format (--data_format) to one of these names."
         )
+    for match in clear:
+        if match.rank == 1 and match not in found:
+            logger.warning(
+                "%s fits several formats. Read: %s. Ignored: %s. To read these instead, set data_format to %r.",
+                *(path, found[0].evidence, match.evidence, match.name),
+            )
     if found:
         return found[0]
     layout = find_layout(path)
