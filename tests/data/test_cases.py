@@ -149,7 +149,9 @@ def test_images_in_folders_of_splits_without_classes_are_refused(tmp_path: Path)
     expect_error(message, load_image_classification, str(tmp_path / "more"))
     samples.write_pictures(tmp_path / "one", "train/steam/1.jpg", "bus/2.jpg")
     expect_error("'train' may be splits, but 'bus' are not", load_image_classification, str(tmp_path / "one"))
-    samples.write_mask_folders(tmp_path / "masks" / "train")
+    samples.write_class_folders(tmp_path / "archive" / "pets", ["cat", "dog"])
+    message = r"All labels of the split 'train' are 'pets', .* It contains 'test', 'train': give its path if these"
+    expect_error(message, load_image_classification, str(tmp_path / "archive"))
     samples.write_pictures(tmp_path / "roles", "images/1.jpg", "masks/1.png")
     expect_error("usual names for images and targets", load_image_classification, str(tmp_path / "roles"))
 
@@ -241,6 +243,9 @@ def test_annotation_files_of_coco_have_any_name(tmp_path: Path, caplog: Any) -> 
     )
     assert boxes(folder)[0] == {"train": ["a.jpg"], "validation": ["b.jpg"]}
     assert "because their names contain no split: 'annotations/instances_default.json'" in caplog.text
+    # Only files with the lists of COCO are annotation files.
+    write(tmp_path / "b", notes_dot_json={"categories": CATEGORIES, "info": {}})
+    assert boxes(tmp_path / "b")[0] == {"train": ["a.jpg"]}
     # A single file without a split in its name contains the training data.
     write(tmp_path / "one", annotations__instances_default_dot_json=coco("c.jpg"), images__default__c_dot_jpg=None)
     assert boxes(tmp_path / "one")[0] == {"train": ["c.jpg"]}
@@ -312,6 +317,9 @@ def test_paths_of_yolo_on_windows_and_of_cvat(tmp_path: Path, caplog: Any) -> No
     boxes(tmp_path / "a")
     assert "Ignored 1 label files because they have no image of the same name" in caplog.text
     assert "labels/train/2.txt" in caplog.text
+    yolo(tmp_path / "a", "names: [cat, dog]\nextra: images/train\npath: .")
+    boxes(tmp_path / "a")
+    assert "data.yaml because they contain no split: 'extra'" in caplog.text
     # A folder of images without labels is no split.
     write(
         tmp_path / "c",

@@ -61,7 +61,9 @@ def detect(path: Path, target: Target) -> Match | None:
             f"has the folders {joined(names)}, which are usual names for images and targets. For classes, {CONFIRM}"
         )
     elif len(names) == 1:
+        inner = joined([sub.name for sub in subfolders(folder / names[0])])
         doubt = f"has one folder. All labels of the split 'train' are {names[0]!r}, but at least 2 classes are needed."
+        doubt += f" It contains {inner}: give its path if these are classes or splits." if inner else ""
     return Match({"train": folder}, f"class folders {joined(names)}", doubt, unread_lists(folder), rank=1)
 
 

@@ -35,10 +35,8 @@ logger = logging.get_logger(__name__)
 def detect(path: Path, target: Target) -> Match | None:
     """Find files such as `annotations/instances_train2017.json` or `train/_annotations.coco.json` by split."""
     kind = "keypoints" if target == "points" else "instances"
-    files, others = find_files(path, [kind])
+    files, ignored = find_files(path, [kind])
     files = {split: file for split, file in files.items() if kind in file.name or not has_segments(file)}
-    names = [str(file.relative_to(path)) for file in others]
-    ignored = ((f"annotation files in {path}", "their names contain no split", names),)
     return Match(files, joined([file.name for file in files.values()]), ignored=ignored) if files else None
 
 

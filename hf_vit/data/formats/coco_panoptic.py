@@ -22,10 +22,8 @@ class PanopticData:
 
 def detect(path: Path, target: Target) -> Match | None:
     """Find files such as `annotations/panoptic_val2017.json` by split."""
-    files, others = find_files(path, ["panoptic"])
+    files, ignored = find_files(path, ["panoptic"])
     files = {split: file for split, file in files.items() if "panoptic" in file.name or has_segments(file)}
-    names = [str(file.relative_to(path)) for file in others]
-    ignored = ((f"annotation files in {path}", "their names contain no split", names),)
     return Match(files, joined([file.name for file in files.values()]), ignored=ignored) if files else None
 
 

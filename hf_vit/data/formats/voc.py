@@ -29,6 +29,7 @@ from ..reading.splits import by_split, find_split_folders, order_splits, read_sp
 logger = logging.get_logger(__name__)
 SUFFIX = ".xml"
 ANNOTATIONS = ("annotations", "annotation", "xmls", "labels")
+IMAGES = ("jpegimages", "images", "data")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 LABEL_MAP = "labelmap.txt"  # class names and colors in exports of CVAT and Datumaro
 BACKGROUND = "background"
@@ -152,7 +153,10 @@ def _image_folders(folder: Path) -> list[Path]:
     """Return the folders that may contain the images of the XML files in a folder."""
     if folder.name.lower() not in ANNOTATIONS:
         return [folder]
-    return [folder, *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images"))]
+    return [
+        folder,
+        *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images", "data")),
+    ]
 
 
 def _read_all(files: Sequence[Path]) -> list[AnnotatedImage]:

@@ -92,11 +92,17 @@ def _from_yaml(file: Path) -> YoloFiles:
             "to a CSV file."
         )
     places, _ = by_split((key, place) for key, place in content.items() if place and is_split(key))
+    others = [key for key, place in content.items() if _is_path(place, file) and key != "path" and not is_split(key)]
+    warn_ignored(f"keys of {file}", "they contain no split", others)
     entries = {split: [place] if isinstance(place, str) else place for split, place in places.items()}
     images = {
         split: [image for entry in own for image in _images_at(entry, content, file)] for split, own in entries.items()
     }
     return YoloFiles(images, _names(content["names"], content.get("nc"), file), (), file)
+
+
+def _is_path(place: Any, file: Path) -> bool:
+    return isinstance(place, str) and place != "" and local_path(file.parent, place).exists()
 
 
 def _names(names: Any, count: str | None, file: Path) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..layouts import find_layout
 from .files import (
+    Ignored,
     check_exist,
     in_lines,
     joined,
@@ -36,11 +35,11 @@ NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categori
 # Usual file names that do not contain the kind of annotations, such as "keypoints".
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 START = 16384  # number of bytes at the start of a file that are searched for `KEYS`
-KEYS = re.compile(r'"(categories|annotations)"\s*:\s*\[|"images"\s*:\s*\[\s*\{')
+KEYS = re.compile(rf'"({"|".join(NEEDED)})"\s*:\s*\[')
 
 
-def find_files(path: Path, kinds: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
-    """Find annotation files by split, and files of the same kinds that belong to no split.
+def find_files(path: Path, kinds: Sequence[str]) -> tuple[dict[str, Path], Ignored]:
+    """Find annotation files by split, and report files of the same kinds that belong to no split.
 
     The path is an annotation file, or a folder with `annotations/instances_train2017.json`, `annotations/train.json`,
     `train/annotations.json`, or `train/_annotations.coco.json`, ... Without any of them, files of other names are
@@ -51,14 +50,16 @@ def find_files(path: Path, kinds: Sequence[str]) -> tuple[dict[str, Path], list[
         kinds: Accepted kinds of annotations: "instances", "keypoints", "panoptic" or "captions".
     """
     if path.is_file():
-        return ({_split_in(path) or "train": path} if path.suffix.lower() == ".json" else {}), []
+        return ({_split_in(path) or "train": path} if path.suffix.lower() == ".json" else {}), ()
     folders = [path, *subfolders(path)]
     files = [file for folder in folders for file in visible(folder.glob("*.json"))]
     usual = [file for file in files if _has_usual_name(file, kinds)]
     files = usual or [file for file in files if not any(kind in file.stem for kind in KINDS) and _has_keys(file)]
     if len(files) == 1:
-        return {_split_in(files[0]) or "train": files[0]}, []
-    return by_split((file.stem if split_of(file.stem) else file.parent.name, file) for file in files)
+        return {_split_in(files[0]) or "train": files[0]}, ()
+    found, others = by_split((file.stem if split_of(file.stem) else file.parent.name, file) for file in files)
+    names = [str(file.relative_to(path)) for file in others]
+    return found, ((f"annotation files in {path}", "their names contain no split", names),)
 
 
 def _has_usual_name(file: Path, kinds: Sequence[str]) -> bool:
@@ -68,16 +69,18 @@ def _has_usual_name(file: Path, kinds: Sequence[str]) -> bool:
 
 
 def _has_keys(file: Path) -> bool:
-    """Return whether the start of a JSON file has the keys of COCO, and not those of other formats."""
+    """Return whether a JSON file has the lists of COCO. Only the start of a long file is searched, for any of them."""
     with file.open("rb") as stream:
         start = stream.read(START).decode("utf-8", "replace")
-    return start.lstrip("\ufeff \r\n\t").startswith("{") and bool(KEYS.search(start)) and find_layout(file) is None
+    found = {*KEYS.findall(start)}
+    return start.lstrip("\ufeff \r\n\t").startswith("{") and (
+        found == {*NEEDED} or (bool(found) and len(start) == START)
+    )
 
 
 def has_segments(file: Path) -> bool:
     """Return whether a JSON file contains panoptic annotations."""
-    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
-        return content.find(b'"segments_info"') >= 0
+    return b'"segments_info"' in file.read_bytes()
 
 
 def _split_in(file: Path) -> str | None:
