@@ -145,8 +145,13 @@ def test_images_in_folders_of_splits_without_classes_are_refused(tmp_path: Path)
     (tmp_path / "train" / "_annotations.csv").write_text("filename,class\n")
     expect_error("Labels may be in the tables 'train/_annotations.csv'", load_image_classification, str(tmp_path))
     samples.write_pictures(tmp_path / "more", "train/1.jpg", "test/2.jpg", "extra/3.jpg")
-    message = r"'test', 'train' may be splits, but 'extra' are not\. If all"
+    message = r"'t\w+', 't\w+' may be splits, but 'extra' are not\. If all"
     expect_error(message, load_image_classification, str(tmp_path / "more"))
+    samples.write_pictures(
+        tmp_path / "twice", *(f"{split}/{name}/1.jpg" for split in ("val", "valid") for name in "ab")
+    )
+    message = "'val' and 'valid' are both names of the split 'validation'. Keep one of them"
+    expect_error(message, load_image_classification, str(tmp_path / "twice"))
     samples.write_pictures(tmp_path / "one", "train/steam/1.jpg", "bus/2.jpg")
     expect_error("'train' may be splits, but 'bus' are not", load_image_classification, str(tmp_path / "one"))
     samples.write_class_folders(tmp_path / "archive" / "pets", ["cat", "dog"])
@@ -391,6 +396,61 @@ def test_masks_may_have_the_full_name_of_their_image(tmp_path: Path) -> None:
     assert data.examples("train")[0]["segmentation_map"].tolist() == labels.tolist()
     samples.write_image(tmp_path / "train" / "masks" / "1.png", labels)
     expect_error(r"1\.jpg\.png: no image in", load_semantic_segmentation, str(tmp_path), class_names=["a", "b", "c"])
+
+
+def write_pair(folder: Path, image: str, mask: str, values: np.ndarray) -> None:
+    samples.write_pictures(folder, image)
+    samples.write_image(folder / mask, values)
+
+
+def semantic(folder: Path, split: str = "train", **options: Any) -> tuple[tuple[str, ...], list[list]]:
+    data = load_semantic_segmentation(str(folder), **options)
+    examples = data.examples(split)
+    return data.names, [examples[index]["segmentation_map"].tolist() for index in range(len(examples))]
+
+
+def test_cityscapes_is_read_as_published(tmp_path: Path, caplog: Any) -> None:
+    ids = np.array([[7, 8, 0], [33, 255, 26]], np.uint8).repeat(3, 0).repeat(3, 1)[:6, :8]
+    expected = np.array([[0, 1, 255], [18, 255, 13]]).repeat(3, 0).repeat(3, 1)[:6, :8].tolist()
+    for split, city in (("train", "aachen"), ("val", "ulm")):
+        name = f"{split}/{city}/{city}_000000"
+        write_pair(tmp_path, f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png", ids)
+        samples.write_masks(tmp_path, f"gtFine/{name}_gtFine_instanceIds.png")
+    names, maps = semantic(tmp_path)
+    assert (len(names), names[13], maps) == (19, "car", [expected])
+    assert semantic(tmp_path, "validation")[1] == [expected]
+    assert not caplog.records
+    samples.write_pictures(tmp_path, "leftImg8bit/train/ulm/ulm_1_leftImg8bit.png")
+    assert len(semantic(tmp_path)[1]) == 1
+    assert "Ignored 1 images in" in caplog.text
+    samples.write_masks(tmp_path, "gtFine/train/ulm/ulm_2_gtFine_labelIds.png")
+    expect_error(r"1 mask files have no image:\n.*ulm_2", semantic, tmp_path)
+
+
+def test_masks_of_voc_camvid_and_mmsegmentation_are_read_as_published(tmp_path: Path) -> None:
+    labels, voc = samples.class_map(0), tmp_path / "voc"
+    for name in ("2007_000032", "2007_000033"):
+        write_pair(voc, f"JPEGImages/{name}.jpg", f"SegmentationClass/{name}.png", labels)
+    write(
+        voc, ImageSets__Segmentation__train_dot_txt="2007_000032", ImageSets__Segmentation__val_dot_txt="2007_000033"
+    )
+    write(voc, ImageSets__Segmentation__trainval_dot_txt="2007_000032\n2007_000033\n")
+    names, maps = semantic(voc)
+    assert (len(names), names[15], maps) == (21, "person", [labels.tolist()])
+    assert len(semantic(voc, "validation")[1]) == 1
+    assert semantic(voc, class_names=["a", "b", "c"])[0] == ("a", "b", "c")
+    write_pair(tmp_path / "camvid", "train/0001TP_1.png", "trainannot/0001TP_1.png", labels)
+    write_pair(tmp_path / "camvid", "val/0016E5_1.png", "valannot/0016E5_1.png", labels)
+    assert semantic(tmp_path / "camvid", "validation") == (semantic(tmp_path / "camvid")[0], [labels.tolist()])
+    assert semantic(tmp_path / "camvid")[0][3] == "road"
+    write_pair(tmp_path / "mm", "img_dir/train/1.jpg", "ann_dir/train/1.png", labels)
+    assert semantic(tmp_path / "mm", class_names=["a", "b", "c"])[1] == [labels.tolist()]
+    expect_error("The names of the classes are unknown", semantic, tmp_path / "mm")
+    colors = np.array([[0, 0, 0], [250, 50, 83]], np.uint8)
+    write_pair(tmp_path / "cvat", "JPEGImages/1.png", "SegmentationClass/1.png", colors[labels % 2])
+    palette = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:250,50,83::\n"
+    write(tmp_path / "cvat", labelmap_dot_txt=palette, ImageSets__Segmentation__Test_dot_txt="1\n")
+    assert semantic(tmp_path / "cvat", "test") == (("background", "cat"), [(labels % 2).tolist()])
 
 
 def test_splits_of_parallel_folders_are_those_of_both_sides(tmp_path: Path, caplog: Any) -> None:

@@ -12,12 +12,12 @@ from ..reading.columns import SourceOptions
 from ..reading.files import warn_ignored
 from ..reading.hub import load_from_hub
 from ..reading.match import Format, Match, Target, recognize
-from . import class_folders, coco, coco_panoptic, idx, images, pairs, parquet, saved, tables, tar, voc, yolo
+from . import class_folders, coco, coco_panoptic, idx, images, layout, pairs, parquet, saved, tables, tar, voc, yolo
 
 
 COLUMNS: dict[str, Format] = {"parquet": parquet, "saved": saved}
 LABELED: dict[str, Format] = {"idx": idx, **COLUMNS, "tar": tar, "table": tables}
-MASKS: dict[str, Format] = {**COLUMNS, "pairs": pairs}
+MASKS: dict[str, Format] = {**COLUMNS, "pairs": pairs, "layout": layout}
 FORMATS: dict[Target, dict[str, Format]] = {
     "classes": {**LABELED, "class_folders": class_folders},
     "masks": MASKS,

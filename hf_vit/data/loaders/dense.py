@@ -46,6 +46,7 @@ def load_semantic_segmentation(
     - a folder with `train/images/`, `train/masks/`, `val/images/`, ..., or `images/train/`, `masks/train/`, ..., or
       only `images/` and `masks/`. An image and its mask have the same stem. Other names of `masks/` are `labels/` and
       `annotations/`;
+    - a published dataset or an export of a tool in layouts.yaml, with its class names;
     - if the path does not exist, the name of a dataset on the Hub.
 
     Masks contain class numbers in one channel of 8 or 16 bits (255 for unlabeled pixels), or RGB colors.
@@ -166,7 +167,8 @@ def _masks(
 ) -> tuple[DatasetDict, ClassList]:
     """Return images, masks and classes; `encoding` contains `reduce_labels` and `binary_masks`."""
     folder = class_folder(match.options, class_names or classes_file)
-    return _pairs(match, content, "mask", orientation), choose_classes(folder, class_names, classes_file, *encoding)
+    classes = choose_classes(folder, class_names, classes_file, *encoding, layout=match.layout)
+    return _pairs(match, content, "mask", orientation), classes
 
 
 def _instances(content: ObjectData | PanopticData, orientation: AnnotationOrientation) -> TargetData:
@@ -226,6 +228,8 @@ def load_depth_estimation(
     options = SourceOptions(source, depth_column_name, **keywords)
     match, content = read_source(options, "depth", explain(options.path, "depth"))
     splits = _pairs(match, content, "depth", annotation_orientation)
+    if depth_scale is None and match.layout:
+        depth_scale = match.layout.depth_scale
     return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 
 

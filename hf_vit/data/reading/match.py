@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from transformers.utils import logging
 
-from ..layouts import find_layout
+from ..layouts import Layout, find_layout
 from .columns import SourceOptions
 from .files import Ignored, in_lines
 
@@ -29,6 +29,7 @@ class Match:
         ignored: Files and folders that the format does not read.
         rank: The lowest rank has priority: 0 for annotations, 1 for class folders, and more for formats that fit
             almost any folder.
+        layout: Published dataset or export that was recognized, if it describes classes or units.
         name: Name of the format, a key of the table of its target.
         target: Kind of targets to read.
         options: Location of the data, and names of columns.
@@ -39,6 +40,7 @@ class Match:
     doubt: str = ""
     ignored: Ignored = ()
     rank: int = 0
+    layout: Layout | None = None
     name: str = ""
     target: Target = "classes"
     options: SourceOptions = SourceOptions("")
@@ -97,7 +99,6 @@ def recognize(options: SourceOptions, target: Target, formats: Mapping[str, Form
             )
     if found:
         return found[0]
-    layout = find_layout(path)
-    if layout and layout.advice:
+    if layout := find_layout(path):
         raise ValueError(f"{path} is {layout.name}. {layout.advice}")
     raise ValueError(" ".join([str(path), *(match.doubt for match in matches)]) if matches else f"{path} {problem}")

@@ -155,29 +155,31 @@ def find_split_folders(
     """
     places = {sub.name: sub for sub in subfolders(folder)}
     said = {name: found for name in places if (found := read_split(name))}
-    others = tuple(name for name in places if name not in said)
-    if not said:
-        return SplitFolders({}, others)
     groups: dict[tuple[str, ...], dict[str, SplitName]] = defaultdict(dict)
-    for name, found in said.items():
+    for name, found in sorted(said.items(), key=lambda item: item[1].rest):  # names without other words come first
         groups[found.rest][name] = found
     several = [group for group in groups.values() if len({found.split for found in group.values()}) > 1]
-    if not others and (several or () in groups or any(is_divided(places[name]) for name in said)):
-        return SplitFolders(_places(places, said))
     chosen = several[0] if several else groups.get((), {})
-    rest = tuple(name for name in places if name not in chosen)
+    if said and len(said) == len(places) and (chosen or any(is_divided(places[name]) for name in said)):
+        has_repeats = len({found.split for found in said.values()}) < len(said)
+        return _chosen(places, chosen if chosen and has_repeats else said)
+    rest = [name for name in places if name not in chosen]
     if any(is_divided(places[name]) for name in chosen):
         data = [name for name in rest if is_data(places[name])]
         inside = {sub.name for name in chosen for sub in subfolders(places[name])}
         if several or not data or any(sub.name in inside for name in data for sub in subfolders(places[name])):
-            return SplitFolders(_places(places, chosen), rest)
+            return _chosen(places, chosen)
     elif not several:
         return SplitFolders({}, tuple(places))
     return SplitFolders({}, tuple(places), f"{joined(list(chosen))} may be splits, but {joined(rest)} are not")
 
 
-def _places(places: Mapping[str, Path], said: Mapping[str, SplitName]) -> dict[str, Path]:
-    return _unique((name, found, _inner(places[name])) for name, found in said.items())
+def _chosen(places: Mapping[str, Path], chosen: Mapping[str, SplitName]) -> SplitFolders:
+    try:
+        folders = _unique((name, found, _inner(places[name])) for name, found in chosen.items())
+    except ValueError as error:
+        return SplitFolders({}, tuple(places), str(error).removesuffix("."))
+    return SplitFolders(folders, tuple(name for name in places if name not in chosen))
 
 
 def _inner(folder: Path) -> Path:
