@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -47,10 +48,10 @@ class Layout:
 def layouts() -> tuple[Layout, ...]:
     """Return all rows of layouts.yaml."""
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(
-        Layout(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-        for row in rows
-    )
+    lists: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()} for row in rows
+    ]
+    return tuple(Layout(**row) for row in lists)
 
 
 def find_layout(path: Path, column: str = "") -> Layout | None:

@@ -163,11 +163,11 @@ def _masks(
     orientation: AnnotationOrientation,
     class_names: Sequence[str] | None,
     classes_file: str | None,
-    *encoding: bool,
+    reduce_labels: bool,
+    binary_masks: bool,
 ) -> tuple[DatasetDict, ClassList]:
-    """Return images, masks and classes; `encoding` contains `reduce_labels` and `binary_masks`."""
     folder = class_folder(match.options, class_names or classes_file)
-    classes = choose_classes(folder, class_names, classes_file, *encoding, layout=match.layout)
+    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks, match.layout)
     return _pairs(match, content, "mask", orientation), classes
 
 

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, LargeList, List, Value
 from ..datasets import TargetData
 from ..formats import read_source
 from ..reading.columns import USUAL_NAMES, SourceKeywords, SourceOptions, column_in_tables, take_columns, take_from
-from ..reading.files import add_file_column
+from ..reading.files import add_file_column, joined
 from ..targets import caption_target
 
 
@@ -83,10 +83,9 @@ def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> D
     lists = [column for column in usual if _is_list(features[column])]
     caption = options.choose("caption", features, where, by_type=lists)
     if features[caption] not in TEXT and not _is_list(features[caption]):
-        types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
         raise ValueError(
             f"{where} has no texts in the column {caption!r}, which is of type {features[caption]}. Set "
-            f"caption_column_name to the right column: {types}."
+            f"caption_column_name to the right column: {joined(features)}."
         )
     return take_columns(dataset, {image: "image", caption: "caption"})
 
