@@ -61,9 +61,9 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 if TYPE_CHECKING:
     from .api import evaluate, export_model, predict, train
+    from .auditing.audit import audit
+    from .auditing.selection import select
     from .convert.families import list_families
-    from .features.audit import audit
-    from .features.selection import select
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
     from .pretraining import pretrain
@@ -108,12 +108,12 @@ __version__ = "0.1.0"
 # training and export code.
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
-    "audit": ".features.audit",
+    "audit": ".auditing.audit",
     "list_families": ".convert.families",
     "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
-    "select": ".features.selection",
+    "select": ".auditing.selection",
 }
 
 

@@ -13,10 +13,9 @@ from transformers import Pipeline, PreTrainedModel, pipeline
 from .inference.export import export_model
 from .inference.predict import predict_files
 from .options.names import nearest
-from .training.publishing.report import evaluation_split
-from .training.run import complete_evaluation, prepare_evaluation
-from .training.run import train as run_training
-from .training.tasks import TASKS
+from .runs.evaluate import complete_evaluation, prepare_evaluation
+from .runs.run import train as run_training
+from .tasks import TASKS
 
 
 __all__ = ["TrainingResult", "evaluate", "export_model", "predict", "train"]
@@ -90,15 +89,15 @@ def train(
         given = with_model_and_data(options, model, data)
     given = {**options_without_workers(), **given}
     ended = run_training(TASKS[name], given, report, program=("train", name))
-    args, splits = ended.task.args, ended.task.loaded.splits
+    args, used = ended.run.args, ended.run.data
     return TrainingResult(
         ended.scores,
         Path(args.output_dir),
-        ended.trainer.model,
+        ended.run.trainer.model,
         TASKS[name].pipeline,
         metric=str(args.metric_for_best_model).removeprefix("eval_").removeprefix("ema_"),
         greater_is_better=bool(args.greater_is_better),
-        num_scored=len(ended.task.loaded.examples(evaluation_split(splits))),
+        num_scored=len(used.examples(used.evaluated_split)),
     )
 
 
@@ -121,9 +120,8 @@ def evaluate(
         OSError: if the model or a file is missing, or results cannot be written.
         ImportError: if a package is missing.
     """
-    return complete_evaluation(
-        *prepare_evaluation({**options_without_workers(), **with_model_and_data(options, model, data)}), report
-    )
+    evaluation = prepare_evaluation({**options_without_workers(), **with_model_and_data(options, model, data)})
+    return complete_evaluation(evaluation, report)
 
 
 def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> list[dict[str, Any]]:

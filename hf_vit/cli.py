@@ -282,7 +282,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
+        return str(import_module("hf_vit.runs.evaluate").task_of_model(model)) if is_help else ""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config.get("architectures") or ["ForImageClassification"]
@@ -304,9 +304,11 @@ def to_bool(text: str) -> bool:
 
 def to_mapping(text: str) -> dict[str, Any]:
     """Convert a JSON object to a dict."""
+    from .data.reading.files import parse_json  # imported lazily, because help pages need no datasets
+
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parse_json(text)
+    except ValueError as error:
         content = f"invalid JSON: {error}"
     if not isinstance(content, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object ({content}). Use the form '{{\"name\": 1}}'")

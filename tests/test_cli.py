@@ -27,8 +27,9 @@ from hf_vit.commands import generate, info
 from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
-from hf_vit.training import TASKS, HfViTTrainingArguments
-from hf_vit.training.run import command_line, words_of
+from hf_vit.runs.run import command_line, words_of
+from hf_vit.tasks import TASKS
+from hf_vit.training import HfViTTrainingArguments
 
 from .helpers.datasets import write_class_folders
 from .helpers.fresh import ROOT, run_with_package
@@ -339,7 +340,7 @@ def test_info_lists_versions(
     said = capsys.readouterr().out
     for extra in project["optional-dependencies"]:
         assert f"Extra {extra}: " in said
-    for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "schedulefree", "peft", "onnxruntime", "ruff"):
+    for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "peft", "onnxruntime", "ruff"):
         assert f" {name} {version(name)}" in said
 
     constraints = tmp_path / "constraints.txt"

@@ -12,11 +12,13 @@ Examples:
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from datasets import DatasetDict
 from safetensors.torch import save_file
 
 from .. import model as travelling
@@ -24,14 +26,15 @@ from ..data.reading.label_values import SINGLE
 from ..evaluation.calibration import LEAST_FITTED, fit_features
 from ..model.calibration import SIMILARITY_FILE, HfViTCalibrationConfig
 from ..outputs import check_writable, write_atomically
+from ..runs.choose import complete_calibration
+from ..runs.evaluate import Evaluation, prepare_evaluation
+from ..runs.model_card import CALIBRATION, describe_calibration
+from ..runs.report import report_calibration
+from ..tasks.base import Task, plain_batches
+from ..tasks.image_classification import ImageClassification, find_problem_type
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.finetuning.probe import encode
 from ..training.output_folder import CODE_FILES
-from ..training.publishing.model_card import CALIBRATION, describe_calibration
-from ..training.publishing.report import report_calibration
-from ..training.run import prepare_evaluation
-from ..training.tasks.base import Task
-from ..training.tasks.image_classification import ImageClassification
 
 
 MOST_SHARE = 0.05  # maximum size of the summary of the features, relative to the weights
@@ -64,27 +67,27 @@ def calibrate(
     check_writable(model)
     given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
     with TemporaryDirectory() as folder:
-        task, trainer, _ = prepare_evaluation({**given, "split": split, "output_dir": folder})
-        trainer.eval_dataset = task.loaded.examples(split)
-        if not trainer.calibrate(trainer.eval_dataset):
+        held = prepare_evaluation({**given, "split": split, "output_dir": folder})
+        task, trainer = held.task, held.trainer
+        if not trainer.calibrate(held.examples):
             raise ValueError(
                 f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
                 f"than {LEAST_FITTED}. Use more images."
             )
         if task.chooses_threshold:
-            trainer.choose_threshold()
-        task.complete_calibration(trainer)
+            trainer.choose_threshold(held.examples)
+        complete_calibration(trainer)
         fitted = trainer.plain_model.calibration
-        tested, tester, name = prepare_evaluation({**given, "output_dir": folder})
-        if name != "test":
-            tested, tester, name = task, trainer, split
+        tested = prepare_evaluation({**given, "output_dir": folder})
+        if tested.split != "test":
+            tested = held
+        tester, name = tested.trainer, tested.split
         tester.plain_model.config.calibration_config = fitted
-        tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
+        tester.predict(tested.examples, metric_key_prefix=name)
         pictures = report_calibration(model, name, tester.evaluator, is_fitted=name == split)
-        if isinstance(task, ImageClassification) and task.problem_type == SINGLE:
-            trained, *_ = prepare_evaluation({**given, "split": "train", "output_dir": folder})
-            assert isinstance(trained, ImageClassification)
-            if not store_features(model, task, trained, trainer, split):
+        if isinstance(task, ImageClassification) and find_problem_type(held.data) == SINGLE:
+            trained = prepare_evaluation({**given, "split": "train", "output_dir": folder})
+            if not store_features(model, held, trained):
                 report(
                     f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
                 )
@@ -112,18 +115,17 @@ def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: Hf
             copyfile(Path(travelling.__path__[0]) / name, folder / name)
 
 
-def store_features(
-    folder: Path, held: ImageClassification, trained: ImageClassification, trainer: EvaluatorTrainer, split: str
-) -> bool:
-    """Write `similarity.safetensors`, unless it is too large, given the tasks of held-out and training images."""
+def store_features(folder: Path, held: Evaluation, trained: Evaluation) -> bool:
+    """Write `similarity.safetensors`, unless it is too large, given evaluations of held-out and training images."""
+    task, trainer, split = held.task, held.trainer, held.split
     model, processor = trainer.plain_model, trainer.processing_class
-    seen, rows = set(held.loaded.splits[split]["file"]), trained.loaded.splits["train"]
+    seen, rows = set(held.data.splits[split]["file"]), trained.data.splits["train"]
     kept = [index for index, file in enumerate(rows["file"]) if file not in seen]
-    trained.loaded.splits["train"] = rows.select(kept)
+    train = replace(trained.data, splits=DatasetDict({"train": rows.select(kept)}))
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.name != SIMILARITY_FILE)
     batch_size = trainer.args.per_device_eval_batch_size
-    features, labels = encode(model, trained.plain_batches(model, processor, len(kept), batch_size))
-    held_out, _ = encode(model, held.plain_batches(model, processor, len(seen), batch_size, split))
+    features, labels = encode(model, plain_batches(task, model, processor, train, len(kept), batch_size))
+    held_out, _ = encode(model, plain_batches(task, model, processor, held.data, len(seen), batch_size, split))
     summary = fit_features(features, labels, held_out, MOST_SHARE * size)
     if summary is not None:
         save_file({name: tensor.contiguous() for name, tensor in vars(summary).items()}, folder / SIMILARITY_FILE)

@@ -22,8 +22,9 @@ from ..features import ExtractionArguments
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
-from ..training.tasks import TASKS
-from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
+from ..runs.evaluate import EVALUATED, EVALUATION_DEFAULTS, EvaluationArguments
+from ..tasks import TASKS
+from ..tasks.base import Task
 from . import features, models
 from .calibrate import calibrate
 from .convert import convert
@@ -212,10 +213,10 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
         options_of_types((EvaluationArguments,), EVALUATION),
         key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # Trainer options come last
     )
-    shared = options_of_types((task.fields()["options"],), EVALUATION)
+    shared = options_of_types((task.argument_types()[0],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
-        if option["name"] in (defaults := task.evaluation_defaults()):
-            option["default"] = defaults[option["name"]]
+        if option["name"] in EVALUATION_DEFAULTS & task.argument_defaults.keys():
+            option["default"] = task.argument_defaults[option["name"]]
         if option["name"] in NOT_ESSENTIAL_IN_EVALUATION:
             option.pop("essential", None)
         yield option

@@ -28,9 +28,9 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel, read_config
 from ..options.names import PACKAGE, named_recipes
+from ..tasks import TASKS
 from ..training.errors import format_bytes
 from ..training.lora import count_parameters
-from ..training.tasks import TASKS
 
 
 # Possible paths of the file with the tested versions: in an installed package and in a git checkout

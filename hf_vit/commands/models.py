@@ -11,15 +11,15 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
-from ..features.audit import audit as run_audit
-from ..features.selection import select as run_selection
+from ..auditing.audit import audit as run_audit
+from ..auditing.selection import select as run_selection
 from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
-from ..training.run import evaluate as run_evaluation
-from ..training.run import run
-from ..training.tasks import TASKS
+from ..runs.evaluate import evaluate as run_evaluation
+from ..runs.run import run
+from ..tasks import TASKS
 
 
 def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:
@@ -147,7 +147,7 @@ def serve(*args: Any, **options: Any) -> None:
         hf-vit serve outputs/pets
         hf-vit serve outputs/pets outputs/rooms --host 0.0.0.0 --token "$TOKEN"
         hf-vit serve facebook/dinov2-small --port 8001
-        hf-vit serve user/pets-vit --space outputs/space
+        hf-vit serve outputs/pets --host 0.0.0.0 --allowed_hosts pets.example.com
     """
     serve_models(*args, **options)
 

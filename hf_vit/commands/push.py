@@ -14,7 +14,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 
 from ..training import publish
-from ..training.publishing.hub import check_upload, list_upload
+from ..training.hub import check_upload, list_upload
 
 
 def describe(folder: Path) -> Iterator[str]:

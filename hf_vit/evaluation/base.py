@@ -18,6 +18,7 @@ from ..data.datasets import TargetDataset
 from ..model.calibration import HfViTCalibrationConfig
 
 
+CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a setting of a trained model
 # Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
 # 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
@@ -225,6 +226,10 @@ class BaseEvaluator(ABC):
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
+
+    def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
+        """Return a fitted calibration with values that depend on calibrated scores and on the chosen threshold."""
+        return calibration
 
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return logits and labels of the last evaluation for `fit_scaling`, or None if the task is not calibrated.

@@ -1,6 +1,5 @@
 """Search images by text. Image features are stored in an index that later searches reuse."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +13,11 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..convert import load_processor
-from ..data.fingerprint import FEATURE_FOLDER, digest, digest_weights
+from ..data.fingerprint import FEATURE_FOLDER, digest, digest_model
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ..options.field import COUNT
-from ..outputs import check_outputs
+from ..outputs import check_outputs, find_intact, recorded_file
 from ..visualize.figures import draw_label_tile
 from .predict import check_places, list_pages, save_pages
 from .sources import Source, find_sources
@@ -98,9 +97,9 @@ def index_images(
 
     Features are read from the index. Features that are not in the index are computed and added to it.
     """
-    key = digest([digest_weights(model), processor.to_json_string()])
+    key = digest(digest_model(model, processor).values())
     file = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER / f"search-{key}.safetensors"
-    known: dict[str, np.ndarray] = load_file(file) if file.is_file() else {}
+    known: dict[str, np.ndarray] = load_file(file) if find_intact(file.parent, [file.name]) else {}
     contents = [(source, name) for source in sources if (name := name_of_content(source)) is not None]
     missing = list({name: source for source, name in contents if name not in known}.items())
     broken = set[str]()
@@ -117,9 +116,8 @@ def index_images(
             progress.update(len(batch))
     if missing:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        save_file(known, part)
-        part.replace(file)
+        with recorded_file(file) as unfinished:
+            save_file(known, unfinished)
     found = [(source, name) for source, name in contents if name not in broken]
     if not found:
         raise ValueError("None of the images can be read. The warnings name the reason for each file.")

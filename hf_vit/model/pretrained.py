@@ -447,8 +447,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     f"{error}. With the installed version of peft, use peft.get_peft_model(model, config)."
                 ) from error
             raise ValueError(
-                f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}; attention.qkv "
-                "is the projection of query, key and value."
+                f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}. Query, key and "
+                "value are one layer, attention.qkv, so an adapter cannot change only some of them."
             ) from error
 
     def run_backbone(self, pixel_values: Tensor | None, encoder_outputs: Any = None, **kwargs: Any) -> Any:

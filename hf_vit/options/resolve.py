@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ..data.reading.files import split_names
 from .field import Names, check_number
 from .library import metadata_of, options_of
-from .names import ANSWERS, unknown_option
+from .names import ANSWERS, unknown_option, with_underscores
 
 
 # Pairs of options in which the first value must not be larger than the second
@@ -48,7 +48,7 @@ def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any
 
 def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are not `None`; raise `ValueError` if a name is not an option of the dataclasses."""
-    known, given = options_of(*types), {name.replace("-", "_"): value for name, value in values.items()}
+    known, given = options_of(*types), with_underscores(values)
     for name in given:
         if name not in known or name in ANSWERS:
             synonyms = {option: metadata["synonyms"] for option, metadata in known.items()}

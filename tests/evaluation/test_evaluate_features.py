@@ -128,7 +128,7 @@ def test_what_cannot_be_evaluated_is_reported(workplace: Path, tmp_path: Path) -
     photos = extract_to(encoder, tmp_path / "photos", tmp_path / "of_photos")
     pets, of_other = (extract_to(own, tmp_path / "pets", tmp_path / f"by_{own.name}") for own in (encoder, other))
     for folders, message in (
-        ([cut], r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
+        ([cut], r"1 of 3 files in .* are missing, or .*: 'test-00001-of-00003\.parquet'"),
         ([photos, photos], "have no class labels"),
         ([pets], "contains the splits 'train', but not test or validation"),
         ([pets, of_other], "come from two models, .* with different weights"),

@@ -18,6 +18,7 @@ from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model,
 from hf_vit.inference.predict import predict_files
 from hf_vit.inference.serving.app import Limits
 from hf_vit.inference.serving.page import Panel
+from hf_vit.inference.serving.photos import Photo, PhotoStore
 from hf_vit.inference.serving.served_model import open_models
 from hf_vit.visualize.inspection import open_for_inspection
 
@@ -101,7 +102,7 @@ def test_exported_folders_hold_the_labels_of_each_head(workplace: Path, tmp_path
     assert labels.keys() == {"rooms", "species"}
 
 
-def test_served_models_answer_with_all_heads(workplace: Path) -> None:
+def test_served_models_answer_with_all_heads(workplace: Path, tmp_path: Path) -> None:
     (served,) = open_models([str(workplace / "both")], {"threshold": None, "candidate_labels": None})
     (good, _), (bad, _) = served.predict([(workplace / "image.png").read_bytes(), b"no image"])
     assert good.keys() == {"rooms", "species"}
@@ -109,7 +110,8 @@ def test_served_models_answer_with_all_heads(workplace: Path) -> None:
     (vector,) = served.embed([(workplace / "image.png").read_bytes()])
     assert len(vector) == small_config().hidden_size
     with gr.Blocks(), served.threads["predictions"]:
-        *_, text, _ = Panel(served, Limits()).answer((workplace / "image.png").read_bytes())
+        photo = Photo((workplace / "image.png").read_bytes(), "session")
+        *_, text, _ = Panel(served, Limits(), PhotoStore(tmp_path, 1_000_000)).answer(photo)
     parts = dict(re.findall(r"<h4>(\w+)</h4>(.*?)(?=<h4>|$)", text))
     assert parts.keys() == {"rooms", "species"}
     assert good["species"]["label"] in parts["species"]

@@ -9,8 +9,8 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForKeypointDetection, HfViTImageProcessor
 from hf_vit.evaluation.keypoints import KeypointMetric
-from hf_vit.training.models import check_head
-from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
+from hf_vit.tasks.common.models import check_head
+from hf_vit.tasks.keypoint_detection import KeypointEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer, scores_of
 from ..helpers.models import SMALL, save_model

@@ -14,16 +14,16 @@ from transformers import Dinov2Config, Dinov2Model, pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
-from hf_vit.training import whole_image_processor
-from hf_vit.training.class_weights import choose_weights
-from hf_vit.training.models import load_model
-from hf_vit.training.tasks.semantic_segmentation import (
+from hf_vit.tasks.common.class_weights import choose_weights
+from hf_vit.tasks.common.models import load_model
+from hf_vit.tasks.semantic_segmentation import (
     SemanticArguments,
     SemanticEvaluator,
     count_pixels,
     is_better,
     scales_to_try,
 )
+from hf_vit.training import whole_image_processor
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,
@@ -158,7 +158,7 @@ def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tm
 
 def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = ["--max_steps", "60", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
-    module = "hf_vit.training.tasks.semantic_segmentation"
+    module = "hf_vit.tasks.semantic_segmentation"
     for name, choices in (("larger", [True]), ("whole", [False])):
         answers = iter(choices)
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))

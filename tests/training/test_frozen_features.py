@@ -16,6 +16,8 @@ from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.fingerprint import FEATURE_FOLDER
 from hf_vit.model.encoder import HfViTLayer
+from hf_vit.outputs import RECORD
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
 from hf_vit.training.optimizer import find_backbone
@@ -25,7 +27,7 @@ from ..helpers.dense_trainings import ALL_TASKS, CONFIG, arguments_of, write_sce
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from ..helpers.references import assert_identical, draw_weights
 from ..helpers.seeds import seed_everything
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
@@ -72,9 +74,8 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
     else:
-        made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
-        made.load_data()
-        trainer = made.make_trainer()
+        made = opened_run(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
+        trainer = build_run(made).trainer
     if task != "object_detection":  # with random weights, detection models would predict useless boxes
         draw_weights(trainer.model)
     return trainer
@@ -142,7 +143,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
@@ -152,7 +154,7 @@ def test_a_classifier_reads_features_and_no_image(
     blocks: int, cache: Path, tmp_path: Path, block_calls: list[int]
 ) -> None:
     def written() -> dict[Path, int]:
-        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file() and file.name != RECORD}
 
     plain, _ = train_digits(tmp_path / "plain", cached_views=0, trainable_blocks=blocks)
     first, reported = train_digits(tmp_path / "first", trainable_blocks=blocks)
@@ -188,6 +190,27 @@ def test_an_interrupted_extraction_keeps_whole_files(
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
 
 
+@pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
+def test_damaged_features_are_computed_again(
+    damage: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = train_digits(tmp_path / "first")
+    contents = {file: file.read_bytes() for file in cache.rglob("*.arrow")}
+    file, content = max(contents.items())
+    middle = len(content) // 2
+    damaged = {
+        "number": content[:middle] + bytes([content[middle] ^ 0x40]) + content[middle + 1 :],
+        "zeros": bytes(len(content)),
+        "truncated": content[:middle],
+    }
+    file.write_bytes(damaged[damage])
+    again, reported = train_digits(tmp_path / "again")
+    assert f"1 of {len(contents)} files computed" in reported[0]
+    assert f"{file} does not match its checksum" in caplog.text
+    assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
+    assert logged(again, "loss") == logged(first, "loss")
+
+
 def test_a_training_on_features_resumes_bit_for_bit(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
     whole, _ = train_digits(tmp_path / "whole", **options)
@@ -201,7 +224,15 @@ def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tm
     assert not cache.exists()
     for options in ({}, {"trainable_blocks": 2}, {"cached_views": 3}):
         train_digits(tmp_path, max_steps=1, **options)
-    assert sorted(len(list(folder.iterdir())) for folder in cache.iterdir()) == [2, 3]
+    assert sorted(len(list(folder.glob("*.arrow"))) for folder in cache.iterdir()) == [2, 3]
+
+
+def test_windows_have_features_of_their_own(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DROPOUT, "window_size", 2)
+    for layers in ([0], [1]):
+        monkeypatch.setitem(DROPOUT, "global_attention_layers", layers)
+        train_digits(tmp_path, max_steps=1)
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_path: Path) -> None:
@@ -220,7 +251,7 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Remove mixup"),
+        ({"progressive_sizes": [16, 28]}, "Remove mixup"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from datasets import DatasetDict
+from datasets import DatasetDict, Features
 from pyarrow import ArrowInvalid, parquet
 
 from ..reading.files import raise_faults
@@ -20,7 +20,7 @@ def detect(path: Path, target: Target) -> Match | None:
 
 def read(match: Match) -> DatasetDict:
     """Read all columns of all files."""
-    return open_shards("parquet", match.files)
+    return _open(match.files)
 
 
 def stream(files: Mapping[str, list[str]]) -> DatasetDict:
@@ -33,7 +33,30 @@ def stream(files: Mapping[str, list[str]]) -> DatasetDict:
             cut.append(path)
     finding, advice = f"of {len(paths)} parquet files are truncated or damaged", "Download them again or remove them."
     raise_faults(cut, finding, advice, error=OSError)
-    return open_shards("parquet", files, streaming=True)
+    return _open(files, streaming=True)
+
+
+def _open(files: Mapping[str, list[str]], *, streaming: bool = False) -> DatasetDict:
+    opened = open_shards("parquet", files, streaming=streaming)
+    for names in files.values():
+        check_classes(names)
+    return opened
+
+
+def check_classes(files: Iterable[str]) -> None:
+    """Raise `ValueError` if the parquet files of a split have different class names or another order of them.
+
+    `datasets` reads the class numbers of all files with the class names of the first file.
+    """
+    known: dict[str, tuple[str, str]] = {}  # type of each column, and the first file that contains it
+    for path in files:
+        for name, feature in Features.from_arrow_schema(parquet.read_schema(path)).items():
+            kind, first = known.setdefault(name, (str(feature), path))
+            if kind != str(feature) and "ClassLabel(" in kind and "ClassLabel(" in str(feature):
+                raise ValueError(
+                    f"The class names of the column {name!r} in {path} differ from those in {first}, or have another "
+                    "order. Write all files of a split with the same class names in the same order."
+                )
 
 
 def read_labels(files: Iterable[str], column: str) -> Iterator[object]:
