@@ -25,7 +25,7 @@ Numbers = list[float | int] | tuple[float | int, ...]
 @strict
 @dataclass
 class HfViTCalibrationConfig(HfViTTaskConfig):
-    """Values fitted on held-out images after training. Training mode removes them, because they no longer apply.
+    """Values fitted on held-out images after training. Models remove them if their weights or label names change.
 
     Args:
         enabled: Whether the temperature, the offset and the scale of errors are applied.
@@ -42,6 +42,8 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
         error_scale: Factor of expected errors, such as those of keypoints; 0 if it was not fitted.
         missed_shares: Shares of objects that detection may miss (https://arxiv.org/abs/2208.02814).
         missed_thresholds: For each share, the largest score threshold at which at most this share is missed.
+        weights: Fingerprint of the weights that the values were fitted for, see `fingerprint`; empty if unknown.
+        labels: Checksum of the label names that the values were fitted for; 0 if unknown.
     """
 
     enabled: bool = True
@@ -55,6 +57,8 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     error_scale: float | int = option(0.0, "[0, inf)")
     missed_shares: Numbers = ()
     missed_thresholds: Numbers = ()
+    weights: Numbers = ()
+    labels: int = 0
 
     @property
     def changes_scores(self) -> bool:

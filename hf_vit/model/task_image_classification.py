@@ -23,8 +23,9 @@ from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
 from .nested_options import check_thresholds
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
-from .pretrained import HfViTPreTrainedModel, version_of
+from .pretrained import HfViTPreTrainedModel
 from .shared import can_read_values, check_class_numbers, check_shape, to_float32_or_higher
+from .weight_changes import version_of
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
