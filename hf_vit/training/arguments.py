@@ -154,6 +154,7 @@ class TaskArguments(SourceArguments):
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether training images are held out; set by `load_targets`
+    chooses_weights: bool = field(init=False, default=False)  # whether validation scores choose the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
 from ..evaluation.base import BaseEvaluator, Threshold
-from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
+from ..evaluation.calibration import LEAST_FITTED, CalibrationError, fit_scores, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
 from .lora import unwrap_peft
@@ -110,24 +110,36 @@ class EvaluatorTrainer(HfViTTrainer):
         """Context manager within which evaluations use the given evaluator, and skip the averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
-    def calibrate(self, examples: TargetDataset) -> bool:
-        """Fit the calibration of the model on held-out images, and return whether there are enough scores to fit it.
+    def calibrate(self, examples: TargetDataset, images: str) -> bool:
+        """Fit the calibration of the model on held-out images, and return whether the task has scores to calibrate.
 
         The calibration does not affect training, losses and averaged weights.
+
+        Args:
+            examples: Images that did not choose the weights.
+            images: Description of the images for the model card, such as "validation images".
+
+        Raises:
+            CalibrationError: if there are too few or invalid scores. The model then has no calibration.
         """
-        config = self.plain_model.config
+        config, evaluator, old = self.plain_model.config, self.evaluator, self.plain_model.calibration
         config.calibration_config, self._found_at_step = None, -1  # discard thresholds of earlier scores
-        with self.evaluating_with(self.evaluator):
+        with self.evaluating_with(evaluator):
             self.predict(examples, metric_key_prefix=CHOOSING)
-        data, self._found_at_step = self.evaluator.calibration_data(), -1
-        if data is None or len(data[1]) < LEAST_FITTED:
+        data, self._found_at_step = evaluator.calibration_data(), -1
+        if data is None:
             return False
+        if len(data[1]) < LEAST_FITTED:
+            raise CalibrationError(f"The {len(examples):,} {images} have {len(data[1])} scores, not {LEAST_FITTED}.")
         fitted: dict[str, Any] = {"num_images": len(examples)}
-        if self.evaluator.predicts_errors:
+        if evaluator.predicts_errors:
             fitted["error_scale"] = (data[1].mean() / data[0].mean()).item()
+            evaluator.calibration_note = f"The expected errors were scaled on {len(examples):,} {images}."
         else:
-            fitted |= fit_scaling(*data, self.evaluator.has_offset)
-        fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
+            described = f"{len(examples):,} {images}"
+            scaling, evaluator.calibration_note = fit_scores(*data, evaluator.has_offset, old, described)
+            fitted |= scaling
+        fitted |= fit_sets(*data) if evaluator.has_sets else {}
         config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import ClassLabel, Dataset, DatasetDict
@@ -19,6 +20,7 @@ from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
 from ..data.formats.label_values import SINGLE, problem_type_of, values_target
 from ..data.loaders.image_classification import held_out_images_of_stream
+from ..evaluation.calibration import LEAST_FITTED, CalibrationError
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import TaskArguments
 from .training_arguments import HfViTTrainingArguments
@@ -27,6 +29,21 @@ from .training_arguments import HfViTTrainingArguments
 logger = logging.get_logger(__name__)
 LABEL, MODEL_LABEL = "label", "model_label"  # columns with the class index in the data and in the model
 HELD_OUT = 0.1  # default share of the training images that is held out for validation
+CALIBRATION_SPLIT = "calibration"  # split of the held-out images that do not choose the weights
+
+
+class NotHeldOutError(CalibrationError):
+    """No images are left for a calibration, because all were trained on, chose the weights, or are reported.
+
+    Args:
+        message: The reason.
+        share: Value of `train_val_split` with which a training run leaves images; 0 if this option does not help.
+        is_reported: Whether the only held-out images are those with the reported scores.
+    """
+
+    def __init__(self, message: str, share: float = 0.0, is_reported: bool = False) -> None:
+        super().__init__(message)
+        self.share, self.is_reported = share, is_reported
 
 
 def load_targets(
@@ -50,7 +67,8 @@ def load_targets(
             value, such as a score threshold. None if the task chooses no value.
 
     Returns:
-        The data. Its splits are "train", "validation" and "test", or some of these.
+        The data. Its splits are "train", "validation" and "test", or some of these, and "calibration" if validation
+        images choose the weights, see `separate_calibration`.
 
     Raises:
         OSError: if the data is missing.
@@ -73,12 +91,14 @@ def load_targets(
     if args.holds_out:
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    if "validation" in splits:
+        splits |= separate_calibration(splits["validation"], args, "test" in splits)
     limits = {"train": args.max_train_samples}
     if args.holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
-        limits["validation"] = math.ceil(args.train_val_split * args.max_train_samples)
+        limits["validation"] = limits[CALIBRATION_SPLIT] = math.ceil(args.train_val_split * args.max_train_samples)
     chosen = {
         name: sample_images(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
-        for name in SPLITS
+        for name in (*SPLITS, CALIBRATION_SPLIT)
         if name in splits
     }
     return replace(data, splits=DatasetDict(chosen))
@@ -87,6 +107,26 @@ def load_targets(
 def chooses_step(args: HfViTTrainingArguments) -> bool:
     """Return whether a training run uses validation scores to choose the best step."""
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
+
+
+def chooses_weights(values: Mapping[str, Any]) -> bool:
+    """Return whether a training run with these options uses validation scores to choose a step or other weights."""
+    names = ("load_best_model_at_end", "early_stopping_patience", "probe_classifier")
+    return any(values.get(name) for name in names) or values.get("save_strategy") == SaveStrategy.BEST
+
+
+def separate_calibration(images: Dataset, args: TaskArguments, has_test: bool) -> dict[str, Dataset]:
+    """Return the validation images by their use: half of them for "calibration" if the others choose the weights.
+
+    All images are returned as "validation" if scores are not calibrated in training, or there are too few images.
+    """
+    numbers = np.arange(len(images))
+    if "image_id" in images.column_names:  # the rows of an image belong together
+        numbers = np.unique(images["image_id"][:], return_inverse=True)[1]
+    if not (args.chooses_weights and args.calibrate and has_test) or max(numbers) + 1 < 2 * LEAST_FITTED:
+        return {"validation": images}
+    uses = enumerate(("validation", CALIBRATION_SPLIT))
+    return {name: images.select(np.flatnonzero(numbers % 2 == number)) for number, name in uses}
 
 
 def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
@@ -101,18 +141,34 @@ def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> Dataset
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
-def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Return the names of the split to evaluate and of the split that contains its images.
+def share_to_hold_out(args: TaskArguments, num_images: int) -> float:
+    """Return the value of `train_val_split` that leaves enough images for a calibration."""
+    least = 2 * LEAST_FITTED if args.chooses_weights else LEAST_FITTED
+    return max(HELD_OUT, math.ceil(100 * least / num_images) / 100)
+
+
+def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str, bool]:
+    """Return the name of the split to evaluate, the split that contains its images, and whether there is a test split.
 
     See `load_evaluation_targets`.
     """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
-    if args.validation_as_test and "validation" in sources:
-        sources.setdefault("test", sources.pop("validation"))
+    if args.validation_as_test and "validation" in sources and "test" not in sources:
+        sources["test"] = sources.pop("validation")
+    has_test = "test" in sources
     if args.train_val_split is None:  # use the default, because a saved model does not store this fraction
-        args.train_val_split = 0.0 if "test" in sources else HELD_OUT
+        args.train_val_split = 0.0 if has_test else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
+    if split == CALIBRATION_SPLIT:
+        source = sources.get("validation", "")
+        share = share_to_hold_out(args, len(splits["train"])) if "train" in splits else 0.0
+        if source == "validation" and not has_test:
+            message = f"The reported scores are those of the validation images of {args.dataset_name}"
+            raise NotHeldOutError(f"{message}, and no other images are held out of training.", share, is_reported=True)
+        if not source or (source == "train" and not args.holds_out):
+            raise NotHeldOutError(f"No images of {args.dataset_name} are known to be held out of training.", share)
+        return split, source, has_test
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
     if split not in sources:
@@ -121,7 +177,7 @@ def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) ->
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
         logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
-    return split, sources[split]
+    return split, sources[split], has_test
 
 
 def evaluation_images(
@@ -130,6 +186,8 @@ def evaluation_images(
     source: str,
     args: TaskArguments,
     training_args: HfViTTrainingArguments,
+    *,
+    has_test: bool = False,
     was_streamed: bool = False,
 ) -> Dataset:
     """Return the images to evaluate.
@@ -140,6 +198,7 @@ def evaluation_images(
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
+        has_test: Whether there are test images.
         was_streamed: Whether the training run held out its validation images from a stream.
     """
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
@@ -150,6 +209,13 @@ def evaluation_images(
             images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:
             images = hold_out(images, args.train_val_split)["test"]
+    if split in ("validation", CALIBRATION_SPLIT):
+        parts = separate_calibration(images, args, has_test and not was_streamed)
+        if split == CALIBRATION_SPLIT and split not in parts and args.chooses_weights:
+            share = share_to_hold_out(args, len(data.splits[source])) if source == "train" and has_test else 0.0
+            message = f"All {len(images):,} held-out images of {args.dataset_name} chose the weights."
+            raise NotHeldOutError(message, share)
+        images = parts.get(split, images)
     return sample_images(args.max_eval_samples, images, training_args.seed)
 
 
@@ -235,7 +301,8 @@ def load_evaluation_targets(
         load: Function that loads the data.
         args: Options of the data.
         split: Name of the split. By default, the first existing one of "test", "validation" and, with a warning,
-            "train".
+            "train". "calibration" selects the validation images that training neither reported nor used to choose the
+            weights.
         label2id: Class index of the model by class name.
         training_args: Arguments with the seed and the number of processes.
         was_streamed: Whether the model was trained on a stream, which holds out different images.
@@ -246,13 +313,17 @@ def load_evaluation_targets(
     Raises:
         OSError: if the data is missing.
         ValueError: if the data is invalid, has no such split, or has a class that the model does not have.
+        CalibrationError: if no images are left for the split "calibration".
     """
     data = open_data(load, training_args)
-    split, source = choose_split(data.splits, args, split)
+    split, source, has_test = choose_split(data.splits, args, split)
     if LABEL in data.splits[source].column_names:
         data = with_model_labels(data, source, label2id, args.dataset_name)
     check_known(data.names, label2id, args.dataset_name)
-    images = evaluation_images(data, split, source, args, training_args, was_streamed)
+    if source == "validation" and args.validation_as_test:
+        args.chooses_weights = False  # training used images that it held out
+    images = evaluation_images(data, split, source, args, training_args, has_test=has_test, was_streamed=was_streamed)
+    args.holds_out = source == "train" != split
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 

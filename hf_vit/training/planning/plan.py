@@ -226,6 +226,7 @@ class Planner:
         if loaded is not None:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
             task.options.holds_out = loaded.options.holds_out
+            task.options.chooses_weights = loaded.options.chooses_weights
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:

@@ -21,6 +21,7 @@ from ...options.library import options_of
 from ...options.resolve import build
 from ...visualize.plots import draw_curves
 from ..arguments import TaskArguments
+from ..load_data import chooses_step
 from ..models import read_config_of, without_load_report
 from ..multi_task import LossWeights, MultiTaskCollator, MultiTaskTrainer
 from ..planning.defaults import MIXED, MULTI_TASK, PROBED_RATE, TUNED_RATE, choose
@@ -49,7 +50,8 @@ OWN = {"task": None, "weight": 1.0, "share": 1.0}  # options of a head that are 
 SHARED = ("model_name_or_path", "preset", "image_size", "image_mean", "image_std", "check_images")
 JOINED = ("metrics", "units", "parts")  # fields of `TrainingInfo` with a value for each score or class
 OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "evaluation"}  # rows of the card
-SPLITTING = ("holds_out", "train_val_split", "validation_as_test")  # options that `load_data` changes
+# Options that `load_data` changes
+SPLITTING = ("holds_out", "chooses_weights", "train_val_split", "validation_as_test")
 # Training arguments of the trainers that evaluate single heads
 EVALUATING = {
     **dict.fromkeys(("freeze", "ema_decay", "lora_rank", "early_stopping_patience"), None),
@@ -154,6 +156,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             args = copy.copy(self.args)
             for key, value in {**EVALUATING, "output_dir": str(Path(self.args.output_dir) / name)}.items():
                 setattr(args, key, value)
+            options.chooses_weights = KINDS[head["task"]].has_scores and chooses_step(self.args)
             parts[name] = part = KINDS[head["task"]](options, args, **others)
             for key, value in self.known.get(name, {}).items():
                 setattr(part.options if key in SPLITTING else part, key, value)
@@ -316,6 +319,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
         weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
         baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
         data = [info.data for info in infos.values()]
+        heads = [f"{name}: {info.limits} {info.calibration_note}".strip() for name, info in infos.items()]
         recipes = {
             name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
         }
@@ -346,7 +350,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             baselines={"baseline without images": join(baselines)},
             lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
             pictures=pictures | CURVES,
-            limits=self.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
+            limits=self.limits.format(heads=" ".join(heads)),
             **describe_training(trainer, data[0].split),
             **facts,
         )

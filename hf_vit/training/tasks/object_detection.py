@@ -40,6 +40,7 @@ from ...options.field import (
 from ...visualize.objects import draw_detections
 from ...visualize.plots import draw_precision_recall
 from ..evaluator_trainer import EvaluatorTrainer
+from ..load_data import CALIBRATION_SPLIT
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
@@ -250,6 +251,9 @@ print(len(result["boxes"]), "objects")""",
     def complete_calibration(self, trainer: EvaluatorTrainer) -> None:
         """Add the score thresholds for given shares of missed objects."""
         processor, metric = trainer.evaluator.processor, trainer.evaluator.metric
+        if CALIBRATION_SPLIT in self.loaded.splits:  # the threshold was chosen on other images
+            with trainer.evaluating_with(trainer.evaluator):
+                trainer.predict(self.loaded.examples(CALIBRATION_SPLIT), metric_key_prefix=CALIBRATION_SPLIT)
         assert isinstance(metric, DetectionMetric)
         images = metric.all_matched(processor.nms_threshold or 1.0, bool(processor.class_agnostic_nms))
         trainer.plain_model.config.calibration_config = replace(trainer.plain_model.calibration, **fit_missed(images))
