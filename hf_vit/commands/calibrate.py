@@ -29,7 +29,7 @@ from ..options.recipe import RECIPE_NAME, recipe_of
 from ..outputs import check_writable, write_atomically
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.finetuning.probe import encode
-from ..training.load_data import CALIBRATION_SPLIT, NotHeldOutError
+from ..training.load_data import CALIBRATION_SPLIT, NotHeldOutError, describe_images
 from ..training.output_folder import CODE_FILES
 from ..training.publishing.model_card import CALIBRATION, describe_calibration
 from ..training.publishing.report import report_calibration
@@ -39,9 +39,7 @@ from ..training.tasks.image_classification import ImageClassification
 
 
 MOST_SHARE = 0.05  # maximum size of the summary of the features, relative to the weights
-REPORTED = (
-    " The scores above were measured on the same images, so they do not show how well new scores are calibrated."
-)
+REPORTED = " The scores above were measured on the same images, so they are optimistic for the calibration."
 SECTION_AFTER = "## Use"  # heading of the model card in front of which the section is inserted
 
 
@@ -79,7 +77,7 @@ def calibrate(
         task, trainer, used = open_held_out(given, split)
         network, evaluator = trainer.plain_model, trainer.evaluator
         old, trainer.eval_dataset = network.calibration, task.loaded.examples(used)
-        if not trainer.calibrate(trainer.eval_dataset, task.describe_images(used)):
+        if not trainer.calibrate(trainer.eval_dataset, describe_images(task.options, used)):
             raise ValueError(f"{type(network).__name__} has no scores to calibrate.")
         if task.chooses_threshold:
             trainer.choose_threshold()
@@ -93,13 +91,11 @@ def calibrate(
             evaluator.calibration_note += REPORTED
         tester.plain_model.config.calibration_config = fitted
         tester.predict(tested.loaded.examples(name), metric_key_prefix=name)
-        is_kept = (fitted.temperature, fitted.offset) == (old.temperature, old.offset)
+        is_kept = not fitted.error_scale and (fitted.temperature, fitted.offset) == (old.temperature, old.offset)
         pictures = report_calibration(model, name, tester.evaluator, is_fitted=is_fitted and not is_kept)
         has_classes = isinstance(task, ImageClassification) and task.problem_type == SINGLE
         if has_classes and "train" in task.open_data().splits:
             trained, *_ = prepare_evaluation({**given, "split": "train"})
-            assert isinstance(task, ImageClassification)
-            assert isinstance(trained, ImageClassification)
             if not store_features(model, task, trained, trainer, used):
                 report(
                     f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
@@ -123,18 +119,17 @@ def open_held_out(given: Mapping[str, Any], split: str | None) -> tuple[Task, An
     """
     if split == "train":
         raise ValueError("split='train' selects images that the model was trained on. Choose validation or test.")
-    is_open = split in (None, "validation")
     try:
-        return prepare_evaluation({**given, "split": CALIBRATION_SPLIT if is_open else split})
+        opened = prepare_evaluation({**given, "split": split or CALIBRATION_SPLIT})
+        if opened[2] == "validation" and opened[0].options.chooses_weights:
+            opened = prepare_evaluation({**given, "split": CALIBRATION_SPLIT})
+        return opened
     except NotHeldOutError as error:
-        if split == "validation" and error.is_reported:
-            return prepare_evaluation({**given, "split": split})
         model, again = Path(given["model_name_or_path"]), ""
-        if error.share and (model / RECIPE_NAME).is_file():
-            command = f"hf-vit train {get_name(find_task(given))} --recipe {model / RECIPE_NAME} --train_val_split"
-            as_test = " --validation_as_test true" if error.is_reported else ""
-            again = f"Train with held-out images: {command} {error.share:g}{as_test} --output_dir {model}-held-out. "
-        raise ValueError(f"{error} {again}To calibrate on other images, name their split with --split.") from error
+        if error.options and (model / RECIPE_NAME).is_file():
+            command = f"hf-vit train {get_name(find_task(given))} --recipe {model / RECIPE_NAME} {error.options}"
+            again = f" Train with held-out images: {command} --output_dir {model}-held-out."
+        raise ValueError(f"{error}{again} To use other images, name their split with --split.") from error
 
 
 def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: HfViTCalibrationConfig) -> None:
@@ -150,9 +145,7 @@ def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: Hf
             copyfile(Path(travelling.__path__[0]) / name, folder / name)
 
 
-def store_features(
-    folder: Path, held: ImageClassification, trained: ImageClassification, trainer: EvaluatorTrainer, split: str
-) -> bool:
+def store_features(folder: Path, held: Task, trained: Task, trainer: EvaluatorTrainer, split: str) -> bool:
     """Write `similarity.safetensors`, unless it is too large, given the tasks of held-out and training images."""
     model, processor = trainer.plain_model, trainer.processing_class
     seen, rows = set(held.loaded.splits[split]["file"]), trained.loaded.splits["train"]

@@ -22,7 +22,6 @@ FOLDS = 5  # for scores on the images that the values were fitted on
 LEAST_FITTED = 20  # minimum number of images, pixels or detections for a fit
 FEW_ERRORS = 10  # with fewer errors, the card says that high scores are uncertain
 COMPARED = ("expected calibration error", "negative log-likelihood")  # scores that must not become worse
-LARGEST_LOG = 5.0  # largest magnitude of the logarithm of the temperature
 NUM_DISTANCES = 500  # stored distances of held-out images
 NEIGHBORS = 5
 HEADER_BYTES = 1024  # bytes of a safetensors file in addition to its tensors
@@ -45,13 +44,6 @@ def logits_of_best(ranked: Tensor) -> Tensor:
     return ranked if ranked.ndim == 1 else ranked[:, 0] - ranked[:, 1:].logsumexp(dim=1)
 
 
-def count_errors(logits: Tensor, labels: Tensor, has_offset: bool = False) -> int:
-    """Return the number of wrong classes or decisions or, if all predictions are objects (`has_offset`), of misses."""
-    if logits.ndim == 1:
-        return int(((labels == 0) if has_offset else (logits > 0) != (labels > 0.5)).sum())
-    return int((logits.argmax(dim=1) != labels).sum())
-
-
 def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dict[str, float]:
     """Return the `temperature` and, if requested, the `offset` of calibrated logits.
 
@@ -68,11 +60,8 @@ def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dic
 
     Sources: https://arxiv.org/abs/1706.04599; for the prior, Platt, Probabilistic outputs for support vector machines.
     """
-    if not (is_finite := logits.isfinite()).all():
-        raise CalibrationError(
-            f"{int((~is_finite).sum()):,} of {logits.numel():,} logits are infinite or NaN. Evaluate the model in "
-            "float32, or use an earlier checkpoint."
-        )
+    if not logits.isfinite().all():
+        raise CalibrationError("Some logits are infinite or NaN. Use an earlier checkpoint, or float32.")
     if logits.ndim == 2 and logits.shape[1] == 1:
         return {"temperature": 1.0, "offset": 0.0}
     count, logits = len(labels), logits.double()
@@ -82,7 +71,7 @@ def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dic
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        factor, offset = values[0].clamp(-LARGEST_LOG, LARGEST_LOG).exp(), values[1:].sum()
+        factor, offset = values[0].clamp(-5, 5).exp(), values[1:].sum()
         best = logits_of_best(ranked * factor + offset)
         prior = (F.softplus(best) + F.softplus(-best)).mean() / (count - 1)
         slope_prior = has_offset * values[0].square() / (2 * count)  # scores of hits alone do not determine the slope
@@ -91,23 +80,11 @@ def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dic
         return loss
 
     optimizer.step(closure)
-    factor = values[0].clamp(-LARGEST_LOG, LARGEST_LOG).item()
-    if logits.ndim == 2:  # with more than two classes, the prior alone does not ensure the limit in all cases
-        factor = lower_factor(ranked, factor, count / (count + 1))
-    return {"temperature": math.exp(-factor), "offset": values[1:].sum().item()}
-
-
-def lower_factor(ranked: Tensor, factor: float, most: float) -> float:
-    """Return the log of the largest factor, at most `factor`, at which the mean largest score is at most `most`."""
-
-    def is_too_sure(value: float) -> bool:
-        return bool(logits_of_best(ranked * math.exp(value)).sigmoid().mean() > most)
-
-    low = -LARGEST_LOG
-    while is_too_sure(factor) and factor - low > 1e-6:
-        middle = (low + factor) / 2
-        low, factor = (low, middle) if is_too_sure(middle) else (middle, factor)
-    return low if is_too_sure(factor) else factor
+    factor = values[0].clamp(-5, 5).exp().item()
+    # With more than two classes, the prior does not always ensure the limit.
+    while logits.ndim == 2 and logits_of_best(ranked * factor).sigmoid().mean() > count / (count + 1):
+        factor *= 0.98
+    return {"temperature": 1 / factor, "offset": values[1:].sum().item()}
 
 
 def score_errors(expected: Tensor, errors: Tensor) -> dict[str, float]:
@@ -178,16 +155,18 @@ def fit_scores(
     Raises:
         CalibrationError: if logits are infinite or NaN.
     """
-    fitted, errors = fit_scaling(logits, labels, has_offset), count_errors(logits, labels, has_offset)
-    fold_scores = cross_fitted(logits, labels, has_offset)
-    before, after = (score_calibration(values, labels) for values in (logits, fold_scores))
-    worse = [name for name in COMPARED if after[name] > before[name]]
-    if worse:
+    fitted, folds = fit_scaling(logits, labels, has_offset), cross_fitted(logits, labels, has_offset)
+    before, after = (score_calibration(values, labels) for values in (logits, folds))
+    # All detections are predicted objects.
+    found = logits.argmax(dim=1) if logits.ndim == 2 else torch.ones_like(labels) if has_offset else logits > 0
+    errors = int((found != labels).sum())
+    used = f"{images} with {errors:,} errors"
+    if worse := [name for name in COMPARED if after[name] > before[name]]:
         changes = " and ".join(f"{name} ({before[name]:.4f} before, {after[name]:.4f} after)" for name in worse)
-        text = f"The scores remain as they were: on {images} with {errors:,} errors, cross-fitting found a worse"
-        return {"temperature": old.temperature, "offset": old.offset}, f"{text} {changes}."
+        text = f"The scores remain as they were: on {used}, cross-fitting found a worse {changes}."
+        return {"temperature": old.temperature, "offset": old.offset}, text
     few = f" With fewer than {FEW_ERRORS} errors, high scores are uncertain." if errors < FEW_ERRORS else ""
-    return fitted, f"The scores were calibrated on {images} with {errors:,} errors.{few}"
+    return fitted, f"The scores were calibrated on {used}.{few}"
 
 
 def fit_sets(logits: Tensor, labels: Tensor) -> dict[str, list[float]]:

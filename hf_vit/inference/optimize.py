@@ -92,23 +92,6 @@ class CompiledProgram:
         )
 
 
-class OptimizedWeights(WeightWatch):
-    """Detects changes of the weights or modules of an optimized model."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        self.check()
-        return type(self), self.models  # Copied tensors have new version counters, so the copy records them again.
-
-    def check(self) -> None:
-        """Raises `ValueError` if a weight or module of the model has changed."""
-        if self.has_changed():
-            raise ValueError(
-                f"The weights of {type(self.models[0]).__name__} have changed since it was optimized, and the "
-                "optimized model still uses the old ones. Call optimize_for_inference(model) again, or create a new "
-                "pipeline."
-            )
-
-
 @dataclass(eq=False)
 class FastForward:
     """The forward pass of an optimized model.
@@ -120,7 +103,7 @@ class FastForward:
     eager: HfViTPreTrainedModel  # uncompiled model in the selected precision
     program: CompiledProgram | None  # program compiled from `eager`; None if nothing was compiled
     images: InitVar[Tensor]  # example images with the dtype and device that the program accepts
-    watch: OptimizedWeights  # detector of changes of the original model
+    watch: WeightWatch  # detector of changes of the original model
 
     def __post_init__(self, given: Run, images: Tensor) -> None:
         update_wrapper(self, given)
@@ -214,7 +197,7 @@ class Search:
 
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
         self.model, self.images, self.samples = model, images, samples
-        self.report, self.watch = OptimizationReport(tuple(images.shape)), OptimizedWeights(model)
+        self.report, self.watch = OptimizationReport(tuple(images.shape)), WeightWatch(model)
         self.best = self.candidate(model)
         self.expected = self.best(images)
         if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:

@@ -5,10 +5,9 @@ import gc
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -31,7 +30,7 @@ from .nested_options import HEAD_TASKS, HfViTMultiTaskConfig
 from .remote_code import camel_case, check_reachable
 from .shared import to_maps
 from .task_configurations import TASK_CONFIGS
-from .weight_changes import ROUNDED, SAME, WeightWatch, fingerprint, relative_change, version_of
+from .weight_changes import WeightWatch, fingerprint, has_changed, version_of
 
 
 # Prefixes of the modules of the backbone. A checkpoint must contain their weights, except the mask token. Heads and
@@ -42,6 +41,7 @@ TEXT_TOWER = "text_model."
 DEFAULT_LABELS = range(2)  # two labels, the default of transformers
 HEAD_CLASSES = {f"HfViTFor{camel_case(task)}": task for task in HEAD_TASKS}
 POOLED = ("image-classification", "zero-shot-image-classification")  # tasks that read the pooled vector
+UNCALIBRATED = HfViTCalibrationConfig()
 logger = logging.get_logger(__name__)
 # transformers' image segmentation pipeline rejects models that are not in this mapping, even if they are registered.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -243,17 +243,6 @@ def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
 
 
-@dataclass(frozen=True)
-class ComparedCalibration:
-    """Calibration that has been compared with the weights and label names of a model, and what these were."""
-
-    given: Any  # value of `config.calibration_config`
-    weights: Sequence[float]  # fingerprint, see `weight_changes`
-    dtypes: Collection[torch.dtype]
-    labels: int  # checksum
-    watch: WeightWatch | None  # detector of later changes; None for weights that cannot be compared
-
-
 def join_first_names(names: Any, limit: int = 6) -> str:
     """Joins the alphabetically first `limit` names to a text."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
@@ -288,15 +277,16 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # Maps names of weights that `from_pretrained` initialized randomly to their version counters (see `version_of`).
     _initialized_versions: Mapping[str, int] = MappingProxyType({})
     _is_optimized = False  # `optimize_for_inference` sets it to True
-    _compared: ComparedCalibration | None = None
-    _stale: Any = None  # value of `config.calibration_config` that no longer applies
+    # Value of `config.calibration_config` that was compared with the model, the calibration that applies, the label
+    # names, and a detector of changes of the weights, if there can be one
+    _compared: tuple[Any, ...] = (None, UNCALIBRATED, None, None)
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have changed since the config was created
         super().__init__(config, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_compared": None}  # a copy has other tensors
+        return {**super().__getstate__(), "_compared": type(self)._compared}  # a copy has other tensors
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -330,89 +320,53 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 self.config.calibration_config = None
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Compare the calibration before and after a change of dtype or device, which rounds the weights.
-        if self._compared is not None:
-            self._compare_calibration()
-        super()._apply(fn, recurse)
-        if self._compared is not None:
-            self._compare_calibration()
-        return self
-
     @property
     def calibration(self) -> HfViTCalibrationConfig:
-        """Calibration fitted on held-out images for this model class and its current weights, or default values."""
-        self._compare_calibration()
-        is_stale = self.config.calibration_config is self._stale
-        return HfViTCalibrationConfig() if is_stale else self._saved_calibration()
+        """Calibration fitted on held-out images for this model class, its weights and label names, or default values.
+
+        If weights that reach the scores have changed beyond rounding, the calibration no longer applies.
+        """
+        given, (known, options, names, watch) = self.config.calibration_config, self._compared
+        if known is not given:
+            options, names = HfViTCalibrationConfig.of(given), None
+        if options.model_class != type(self).__name__:
+            return UNCALIBRATED
+        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        is_fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_captured
+        if is_fixed or (names == self.config.id2label and not (watch and watch.has_changed())):
+            return options
+        names = dict(self.config.id2label)
+        found = fingerprint((name for _, name in sorted(names.items())), self._score_weights())
+        is_new = any(not name.endswith(MASK_TOKEN) for name in self.untrained_weights)
+        if is_new or has_changed(options.fingerprint, found):
+            options = UNCALIBRATED
+            logger.warning(f"Weights or label names changed, so {type(self).__name__} is not calibrated any more.")
+        else:
+            options = replace(options, fingerprint=options.fingerprint or found)
+        self._compared = given, options, names, WeightWatch(self, self.base_model) if len(found) > 1 else None
+        return options
 
     def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
         """Returns calibrated logits (..., K), see `calibrate`, or the given logits in training mode."""
-        if self.training or self.config.calibration_config is self._stale:
+        if self.training or self.config.calibration_config is None:
             return logits
-        # torch.compile cannot trace the comparison of weights in `self.calibration`.
-        options = self._saved_calibration() if torch.compiler.is_compiling() else self.calibration
-        return calibrate(logits, options, has_no_object)
-
-    def _saved_calibration(self) -> HfViTCalibrationConfig:
-        options = HfViTCalibrationConfig.of(self.config.calibration_config)
-        return options if options.model_class == type(self).__name__ else HfViTCalibrationConfig()
-
-    @torch.no_grad()
-    def _compare_calibration(self) -> None:
-        """Marks the calibration as stale if the label names, or weights that reach the scores, have changed."""
-        given, known = self.config.calibration_config, self._compared
-        options = HfViTCalibrationConfig() if given is self._stale else self._saved_calibration()
-        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if not options.model_class or is_captured or torch.jit.is_tracing():
-            return
-        labels = zlib.crc32("\n".join(name for _, name in sorted(self.config.id2label.items())).encode())
-        if known is None or known.given is not given:
-            known = ComparedCalibration(given, options.weights, (), options.labels or labels, None)
-        elif labels == known.labels and not (known.watch and known.watch.has_changed()):
-            return
-        held = self._score_weights()
-        weights = fingerprint(held)
-        dtypes = {weight.dtype for weight in held} if weights else set()
-        changes = {
-            "label names": labels != known.labels,
-            "weights": relative_change(known.weights, weights) > (SAME if dtypes == known.dtypes else ROUNDED),
-        }
-        if any(changes.values()):
-            self._mark_stale(" and ".join(name for name, has_changed in changes.items() if has_changed))
-        else:
-            watch = WeightWatch(self, self.base_model) if weights else None
-            self._compared = ComparedCalibration(given, weights, dtypes, labels, watch)
-
-    def _mark_stale(self, changed: str) -> None:
-        self._stale = self.config.calibration_config
-        logger.warning(
-            f"The calibration of {type(self).__name__} is not applied, because its {changed} have changed since. "
-            "Calibrate the model again."
-        )
+        return calibrate(logits, self.calibration, has_no_object)
 
     def settle_calibration(self) -> None:
-        """Stores the weights and label names that the calibration applies to; removes one that no longer applies."""
-        self._compare_calibration()
-        known, given = self._compared, self.config.calibration_config
-        if given is self._stale:
-            self.config.calibration_config = self._stale = None
-        elif known is not None and known.given is given and known.weights:
-            options = replace(self._saved_calibration(), weights=known.weights, labels=known.labels)
-            self.config.calibration_config, self._compared = options, replace(known, given=options)
+        """Stores what the calibration was fitted for in the configuration; removes one that no longer applies."""
+        options = self.calibration
+        if self._compared[0] is self.config.calibration_config:
+            self.config.calibration_config = options if options.model_class else None
 
     def _score_weights(self) -> list[Any]:
         """Returns the weights that reach the scores; an empty list with adapters, whose merging changes weights."""
-        prefix, reads_pooled = f"{self.base_model_prefix}.", HEAD_CLASSES[type(self).__name__] in POOLED
-        base, own = (model.state_dict(keep_vars=True) for model in (self.base_model, self))
-        base = {
-            name: weight
-            for name, weight in base.items()
-            if name != MASK_TOKEN and (reads_pooled or is_backbone(name, self.config))
-        }
-        held = base | {name: weight for name, weight in own.items() if not name.startswith(prefix)}
-        is_adapted = any(".base_layer." in name for name in held)
-        return [] if is_adapted else [*held.values()]
+        own, base = (model.state_dict(keep_vars=True).items() for model in (self, self.base_model))
+        reads_all = HEAD_CLASSES[type(self).__name__] in POOLED
+        read = [weight for name, weight in own if not name.startswith(f"{self.base_model_prefix}.")]
+        for name, weight in base:
+            if name != MASK_TOKEN and (reads_all or is_backbone(name, self.config)):
+                read.append(weight)
+        return [] if self._hf_peft_config_loaded else read
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Saves the model as in transformers. A calibration that does not fit the weights is removed."""
@@ -501,8 +455,6 @@ class HfViTPreTrainedModel(PreTrainedModel):
             drawn = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
             weights = model.state_dict(keep_vars=True)
             model._initialized_versions = {key: version_of(weights[key]) for key in drawn & weights.keys()}
-            if model._saved_calibration().model_class and any(not key.endswith(MASK_TOKEN) for key in drawn):
-                model._mark_stale("weights")
         if geometry:
             apply_geometry(model, **geometry)
         model.settle_calibration()

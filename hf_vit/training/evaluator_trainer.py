@@ -12,18 +12,22 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
-from ..data.datasets import TargetDataset
+from ..data.datasets import TargetData, TargetDataset
 from ..evaluation.base import BaseEvaluator, Threshold
 from ..evaluation.calibration import LEAST_FITTED, CalibrationError, fit_scores, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
+from .arguments import TaskArguments
+from .load_data import CALIBRATION_SPLIT, describe_images
 from .lora import unwrap_peft
 from .optimizer import find_backbone
 from .output_folder import AVERAGE_FOLDER
 from .trainer import HfViTTrainer, replaced
 
 
+logger = logging.get_logger(__name__)
 MAX_PICTURED = 6
 CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a threshold
 
@@ -131,17 +135,30 @@ class EvaluatorTrainer(HfViTTrainer):
             return False
         if len(data[1]) < LEAST_FITTED:
             raise CalibrationError(f"The {len(examples):,} {images} have {len(data[1])} scores, not {LEAST_FITTED}.")
-        fitted: dict[str, Any] = {"num_images": len(examples)}
+        used = f"{len(examples):,} {images}"
         if evaluator.predicts_errors:
-            fitted["error_scale"] = (data[1].mean() / data[0].mean()).item()
-            evaluator.calibration_note = f"The expected errors were scaled on {len(examples):,} {images}."
+            fitted: dict[str, Any] = {"error_scale": (data[1].mean() / data[0].mean()).item()}
+            evaluator.calibration_note = f"The expected errors were scaled on {used}."
         else:
-            described = f"{len(examples):,} {images}"
-            scaling, evaluator.calibration_note = fit_scores(*data, evaluator.has_offset, old, described)
-            fitted |= scaling
-        fitted |= fit_sets(*data) if evaluator.has_sets else {}
+            fitted, evaluator.calibration_note = fit_scores(*data, evaluator.has_offset, old, used)
+        fitted |= {"num_images": len(examples), **(fit_sets(*data) if evaluator.has_sets else {})}
         config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True
+
+    def calibrate_if_possible(self, data: TargetData, options: TaskArguments) -> bool:
+        """Calibrate a trained model on images that did not choose its weights; return whether it was calibrated.
+
+        If there are no such images, or their scores are invalid, a warning and the model card contain the reason.
+        """
+        split = CALIBRATION_SPLIT if CALIBRATION_SPLIT in data.splits else "validation"
+        try:
+            if options.chooses_weights and split == "validation":
+                raise CalibrationError(f"All {len(data.splits[split]):,} validation images chose the weights.")
+            return self.calibrate(data.examples(split), describe_images(options, split))
+        except CalibrationError as error:
+            self.evaluator.calibration_note = f"The scores are not calibrated. {error}"
+            logger.warning(self.evaluator.calibration_note)
+            return False
 
     def choose_threshold(self) -> None:
         """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.

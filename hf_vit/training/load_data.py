@@ -37,13 +37,14 @@ class NotHeldOutError(CalibrationError):
 
     Args:
         message: The reason.
-        share: Value of `train_val_split` with which a training run leaves images; 0 if this option does not help.
-        is_reported: Whether the only held-out images are those with the reported scores.
+        num_images: Number of training images of which a training run can hold out some; 0 if this does not help.
+        options: Other options of this training run.
     """
 
-    def __init__(self, message: str, share: float = 0.0, is_reported: bool = False) -> None:
+    def __init__(self, message: str, num_images: int = 0, options: str = "") -> None:
         super().__init__(message)
-        self.share, self.is_reported = share, is_reported
+        share = max(HELD_OUT, math.ceil(100 * 2 * LEAST_FITTED / num_images) / 100) if num_images else 0
+        self.options = f"--train_val_split {share:g}{options}" if share else ""
 
 
 def load_targets(
@@ -91,8 +92,8 @@ def load_targets(
     if args.holds_out:
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
-    if "validation" in splits:
-        splits |= separate_calibration(splits["validation"], args, "test" in splits)
+    if {"validation", "test"} <= splits.keys() and args.calibrate:
+        splits |= separate_calibration(splits["validation"], args)
     limits = {"train": args.max_train_samples}
     if args.holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
         limits["validation"] = limits[CALIBRATION_SPLIT] = math.ceil(args.train_val_split * args.max_train_samples)
@@ -115,18 +116,21 @@ def chooses_weights(values: Mapping[str, Any]) -> bool:
     return any(values.get(name) for name in names) or values.get("save_strategy") == SaveStrategy.BEST
 
 
-def separate_calibration(images: Dataset, args: TaskArguments, has_test: bool) -> dict[str, Dataset]:
-    """Return the validation images by their use: half of them for "calibration" if the others choose the weights.
-
-    All images are returned as "validation" if scores are not calibrated in training, or there are too few images.
-    """
+def separate_calibration(images: Dataset, args: TaskArguments) -> dict[str, Dataset]:
+    """Return validation images by their use: half for "calibration", if the others choose the weights and suffice."""
     numbers = np.arange(len(images))
     if "image_id" in images.column_names:  # the rows of an image belong together
         numbers = np.unique(images["image_id"][:], return_inverse=True)[1]
-    if not (args.chooses_weights and args.calibrate and has_test) or max(numbers) + 1 < 2 * LEAST_FITTED:
-        return {"validation": images}
-    uses = enumerate(("validation", CALIBRATION_SPLIT))
-    return {name: images.select(np.flatnonzero(numbers % 2 == number)) for number, name in uses}
+    uses = ("validation", CALIBRATION_SPLIT) if args.chooses_weights and max(numbers) + 1 >= 2 * LEAST_FITTED else ()
+    halves = {use: images.select(np.flatnonzero(numbers % 2 == number)) for number, use in enumerate(uses)}
+    return halves or {"validation": images}
+
+
+def describe_images(args: TaskArguments, split: str) -> str:
+    """Return a description of the images that a calibration is fitted on."""
+    name = "held-out training" if args.holds_out else split.replace(CALIBRATION_SPLIT, "validation")
+    is_apart = split == CALIBRATION_SPLIT and args.chooses_weights
+    return f"{name} images that did not choose the weights" if is_apart else f"{name} images"
 
 
 def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
@@ -141,43 +145,38 @@ def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> Dataset
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
-def share_to_hold_out(args: TaskArguments, num_images: int) -> float:
-    """Return the value of `train_val_split` that leaves enough images for a calibration."""
-    least = 2 * LEAST_FITTED if args.chooses_weights else LEAST_FITTED
-    return max(HELD_OUT, math.ceil(100 * least / num_images) / 100)
-
-
-def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str, bool]:
-    """Return the name of the split to evaluate, the split that contains its images, and whether there is a test split.
+def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
+    """Return the names of the split to evaluate and of the split that contains its images.
 
     See `load_evaluation_targets`.
     """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
-    if args.validation_as_test and "validation" in sources and "test" not in sources:
+    if args.validation_as_test and "validation" in sources and "test" in sources:
+        args.chooses_weights = False  # images that training held out chose the weights
+    elif args.validation_as_test and "validation" in sources:
         sources["test"] = sources.pop("validation")
-    has_test = "test" in sources
+    args.calibrate &= "test" in sources
     if args.train_val_split is None:  # use the default, because a saved model does not store this fraction
-        args.train_val_split = 0.0 if has_test else HELD_OUT
+        args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
     if split == CALIBRATION_SPLIT:
-        source = sources.get("validation", "")
-        share = share_to_hold_out(args, len(splits["train"])) if "train" in splits else 0.0
-        if source == "validation" and not has_test:
-            message = f"The reported scores are those of the validation images of {args.dataset_name}"
-            raise NotHeldOutError(f"{message}, and no other images are held out of training.", share, is_reported=True)
-        if not source or (source == "train" and not args.holds_out):
-            raise NotHeldOutError(f"No images of {args.dataset_name} are known to be held out of training.", share)
-        return split, source, has_test
+        sources[split], count = sources.get("validation", ""), len(splits.get("train", ()))
+        as_test = " --validation_as_test true" if sources[split] == "validation" and "test" not in sources else ""
+        if as_test or not sources[split] or (sources[split] == "train" and not args.holds_out):
+            others = ", except for the reported ones" if as_test else ""
+            message = f"No images of {args.dataset_name} are known to be held out of training{others}."
+            raise NotHeldOutError(message, count, as_test)
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
     if split not in sources:
         held_out = " If training held out a tenth of the training images, add --train_val_split 0.1."
-        advice = held_out if split == "validation" and "train" in splits else ""
+        advice = held_out if split == "validation" and "train" in splits and not args.holds_out else ""
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
         logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
-    return split, sources[split], has_test
+    args.holds_out = sources[split] == "train" != split
+    return split, sources[split]
 
 
 def evaluation_images(
@@ -186,8 +185,6 @@ def evaluation_images(
     source: str,
     args: TaskArguments,
     training_args: HfViTTrainingArguments,
-    *,
-    has_test: bool = False,
     was_streamed: bool = False,
 ) -> Dataset:
     """Return the images to evaluate.
@@ -198,7 +195,6 @@ def evaluation_images(
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
-        has_test: Whether there are test images.
         was_streamed: Whether the training run held out its validation images from a stream.
     """
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
@@ -209,14 +205,12 @@ def evaluation_images(
             images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:
             images = hold_out(images, args.train_val_split)["test"]
-    if split in ("validation", CALIBRATION_SPLIT):
-        parts = separate_calibration(images, args, has_test and not was_streamed)
-        if split == CALIBRATION_SPLIT and split not in parts and args.chooses_weights:
-            share = share_to_hold_out(args, len(data.splits[source])) if source == "train" and has_test else 0.0
-            message = f"All {len(images):,} held-out images of {args.dataset_name} chose the weights."
-            raise NotHeldOutError(message, share)
-        images = parts.get(split, images)
-    return sample_images(args.max_eval_samples, images, training_args.seed)
+    is_of_both = split in ("validation", CALIBRATION_SPLIT) and args.calibrate
+    parts = separate_calibration(images, args) if is_of_both else {}
+    if split == CALIBRATION_SPLIT and split not in parts and args.chooses_weights:
+        count = len(data.splits[source]) if source == "train" and args.calibrate else 0
+        raise NotHeldOutError(f"All {len(images):,} held-out images of {args.dataset_name} chose the weights.", count)
+    return sample_images(args.max_eval_samples, parts.get(split, images), training_args.seed)
 
 
 def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
@@ -316,14 +310,11 @@ def load_evaluation_targets(
         CalibrationError: if no images are left for the split "calibration".
     """
     data = open_data(load, training_args)
-    split, source, has_test = choose_split(data.splits, args, split)
+    split, source = choose_split(data.splits, args, split)
     if LABEL in data.splits[source].column_names:
         data = with_model_labels(data, source, label2id, args.dataset_name)
     check_known(data.names, label2id, args.dataset_name)
-    if source == "validation" and args.validation_as_test:
-        args.chooses_weights = False  # training used images that it held out
-    images = evaluation_images(data, split, source, args, training_args, has_test=has_test, was_streamed=was_streamed)
-    args.holds_out = source == "train" != split
+    images = evaluation_images(data, split, source, args, training_args, was_streamed)
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 

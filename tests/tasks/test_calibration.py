@@ -134,8 +134,16 @@ def test_a_calibration_needs_held_out_images(
     assert "--train_val_split 0.1 " in command
     cli.main(shlex.split(command))
     capsys.readouterr()
-    call_command("calibrate", [f"{folder}-held-out"])
+    plain = json.loads((Path(f"{folder}-held-out") / "config.json").read_text()) | {"calibration_config": None}
+    (Path(f"{folder}-held-out") / "config.json").write_text(json.dumps(plain))
+    capsys.readouterr()
+    # The error of a pipeline contains a command that works, too.
+    (photo, *_) = (digits / "test" / "digit 3").iterdir()
+    with pytest.raises(ValueError, match="needs a calibrated model") as refused:
+        pipeline("image-classification", model=f"{folder}-held-out")(str(photo), coverage=0.9)
+    cli.main(shlex.split(str(refused.value).partition("Run: hf-vit ")[2]))
     assert "calibrated on 40 held-out training images" in capsys.readouterr().out
+    assert pipeline("image-classification", model=f"{folder}-held-out")(str(photo), coverage=0.9)
 
     # The test images can be named. The card then says that its scores are those of the same images.
     call_command("calibrate", [str(folder), str(digits), "--split", "test"])
@@ -151,7 +159,7 @@ def test_reported_validation_images_calibrate_only_if_they_are_named(
     shutil.copytree(digits / "train", data / "train")
     shutil.copytree(digits / "test", data / "validation")
     folder = train(data, tmp_path / "model", "--train_val_split", "0")
-    with pytest.raises(SystemExit, match=r"The reported scores .* --validation_as_test true") as raised:
+    with pytest.raises(SystemExit, match=r"except for the reported ones.* --validation_as_test true") as raised:
         call_command("calibrate", [str(folder)])
     (command,) = re.findall(r"hf-vit (train .*? --output_dir \S+)\. ", str(raised.value))
     cli.main(shlex.split(command))

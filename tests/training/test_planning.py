@@ -512,7 +512,7 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
     else:  # without a held-out split, evaluation would use training images
-        with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
+        with pytest.raises(ValueError, match=r"no split 'validation'\. Choose test or train\.$"):
             evaluation.make_evaluation_trainer(saved)
 
 

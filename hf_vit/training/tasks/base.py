@@ -21,7 +21,6 @@ from ...data.checks import check_output_outside_data
 from ...data.datasets import TargetData
 from ...data.targets import image_only
 from ...evaluation.base import BaseEvaluator, Evaluator, check_has_annotations
-from ...evaluation.calibration import CalibrationError
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel, find_head_of
@@ -40,14 +39,7 @@ from ..data_notes import (
     find_seen_classes,
 )
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
-from ..load_data import (
-    CALIBRATION_SPLIT,
-    HELD_OUT,
-    chooses_step,
-    chooses_weights,
-    load_evaluation_targets,
-    load_targets,
-)
+from ..load_data import HELD_OUT, chooses_step, chooses_weights, load_evaluation_targets, load_targets
 from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, read_config_of, whiten_patches
 from ..output_folder import AVERAGE_FOLDER
 from ..planning.defaults import TaskDefaults
@@ -208,17 +200,14 @@ class Task(ABC):
 
     def load_training_data(self) -> TargetData:
         """Open and check the splits of a training run."""
-        self.note_choices({**vars(self.args), **vars(self.options)})
+        given = {**vars(self.args), **vars(self.options)}
+        self.options.chooses_weights |= self.has_scores and chooses_weights(given)
         return load_targets(
             self.open_data,
             self.options,
             self.args,
             needs_validation=self.least_held_from if self.held_out_for else None,
         )
-
-    def note_choices(self, values: Mapping[str, Any]) -> None:
-        """Set whether a training run with the given options uses validation scores to choose the weights."""
-        self.options.chooses_weights |= self.has_scores and chooses_weights(values)
 
     def options_of_head(self) -> dict[str, Any]:
         """Return the head options that are determined by the data."""
@@ -422,18 +411,18 @@ class Task(ABC):
         model = open_trained(self.model_class, saved.model_name_or_path, saved.head)
         head = find_head_of(self.model_class, read_config_of(saved.model_name_or_path), saved.head)
         recipe = recipe_of(Path(saved.model_name_or_path), head)
-        is_known = self.options.train_val_split is not None or "train_val_split" in recipe
+        was_streamed = recipe.get("streaming", False)
+        whole = {**recipe_of(Path(saved.model_name_or_path)), **recipe}  # options of all heads and of this head
+        self.options.chooses_weights = self.has_scores and chooses_weights(whole)
+        self.options.calibrate = whole.get("calibrate", True) and not was_streamed
+        self.options.holds_out = self.options.train_val_split is not None or "train_val_split" in recipe
         if self.options.train_val_split is None and recipe:
             self.options.train_val_split = recipe.get("train_val_split", HELD_OUT)
             self.options.validation_as_test = recipe.get("validation_as_test", False)
-        whole = {**recipe_of(Path(saved.model_name_or_path)), **recipe}  # options of all heads and of this head
-        self.note_choices(whole)
-        self.options.holds_out, self.options.calibrate = is_known, whole.get("calibrate", True)
         for name in self.data_meaning:
             if vars(self.options)[name] is None:
                 setattr(self.options, name, recipe.get(name))
         processor = self.open_processor(model, saved.model_name_or_path, saved.head)
-        was_streamed = recipe.get("streaming", False)
         split, self.loaded = load_evaluation_targets(
             self.open_data, self.options, saved.split, model.config.label2id, self.args, was_streamed
         )
@@ -458,30 +447,11 @@ class Task(ABC):
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
         """Calibrate a trained model and choose its score threshold on the validation images, if there are any."""
-        is_calibrated = self.can_calibrate and self.calibrate(trainer)
+        is_calibrated = self.can_calibrate and trainer.calibrate_if_possible(self.loaded, self.options)
         if self.chooses_threshold:
             trainer.choose_threshold()
         if is_calibrated:
             self.complete_calibration(trainer)
-
-    def calibrate(self, trainer: EvaluatorTrainer) -> bool:
-        """Calibrate a trained model on images that did not choose its weights; return whether it was calibrated."""
-        splits = self.loaded.splits
-        split = CALIBRATION_SPLIT if CALIBRATION_SPLIT in splits else "validation"
-        try:
-            if self.options.chooses_weights and split == "validation":
-                raise CalibrationError(f"All {len(splits[split]):,} validation images chose the weights.")
-            return trainer.calibrate(self.loaded.examples(split), self.describe_images(split))
-        except CalibrationError as error:
-            trainer.evaluator.calibration_note = f"The scores are not calibrated. {error}"
-            logger.warning(trainer.evaluator.calibration_note)
-            return False
-
-    def describe_images(self, split: str) -> str:
-        """Return a description of the images that a calibration is fitted on."""
-        name = "held-out training" if self.options.holds_out else split.replace(CALIBRATION_SPLIT, "validation")
-        is_apart = split == CALIBRATION_SPLIT and self.options.chooses_weights
-        return f"{name} images that did not choose the weights" if is_apart else f"{name} images"
 
     def complete_calibration(self, trainer: EvaluatorTrainer) -> None:  # noqa: B027  # Optional hook
         """Add calibration values that depend on calibrated scores, after the trainer has chosen the threshold."""
