@@ -21,7 +21,7 @@ def open_heads(run: Run) -> Run:
     """Open and check the data of all heads. Raises the errors of `open_task`."""
     task, heads = run.task, dict[str, Run]()
     assert isinstance(task, MultiTask)
-    for name, head in task.make_heads().items():
+    for name, head in task.make_heads(run.args).items():
         task.check_saved_head(name)
         heads[name] = open_task(Run(head, task.arguments_of_head(name, run.args)))
     notes = [f"{name}: {note}" for name, head in heads.items() for note in head.notes]
@@ -34,7 +34,7 @@ def build_heads(run: Run) -> Run:
     task, args, opened = run.task, run.args, dict[str, tuple[Any, Any]]()
     assert isinstance(task, MultiTask)
     heads = {}
-    for name, part in task.make_heads(choose_options(run)).items():
+    for name, part in task.make_heads(args, choose_options(run)).items():
         head = replace(run.heads[name], task=part, args=task.arguments_of_head(name, args))
         with without_load_report(hides_warnings=False) if opened else nullcontext():
             model, processor = part.open_model(head.data, head.args)

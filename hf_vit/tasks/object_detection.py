@@ -59,6 +59,7 @@ class DetectionEvaluator(Evaluator):
     lack = "no image has an object with a box. Check the annotations."
     class_score = "AP"
     has_offset = True
+    completes_calibration = True
     metric: DetectionMetric
     num_queries: int
 

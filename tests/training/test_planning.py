@@ -578,7 +578,7 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     if "no training image" not in said:
         assert len(open_evaluation(*planned).data.splits["validation"]) == 6
     else:  # without a held-out split, evaluation would use training images
-        with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
+        with pytest.raises(ValueError, match=r"no split 'validation'\. Choose test or train\.$"):
             open_evaluation(*planned)
 
 

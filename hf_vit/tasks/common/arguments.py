@@ -1,7 +1,7 @@
 """Options for the model and the images, shared by several tasks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -160,6 +160,7 @@ class TaskArguments(SourceArguments):
         "images, because scores are not reported on the images used for calibration.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
+    chooses_weights: bool = field(init=False, default=False)  # whether scores of all heads choose the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
