@@ -346,9 +346,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
             options, names = HfViTCalibrationConfig.of(given), None
         if options.model_class != type(self).__name__:
             return UNCALIBRATED
-        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        is_fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_captured
-        if is_fixed or (names == self.config.id2label and not (watch and watch.has_changed())):
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return options
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return options
+        if names == self.config.id2label and not (watch and watch.has_changed()):
             return options
         names = dict(self.config.id2label)
         found = fingerprint((name for _, name in sorted(names.items())), self._score_weights())

@@ -173,10 +173,10 @@ class Planner:
         needed = needed_steps(table, facts)
         num_chosen = count_choosing_images(run, needed * batch)
         num_scored = round(passes * facts.num_scored) + num_chosen
-        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
         trained, most_bytes = facts.num_images or 0, 10**9 * args.cache_gigabytes
-        of_data = num_scored, num_validated, num_probed * table.probes
-        budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
+        num_probed = min(MOST_IMAGES, trained) if facts.start == "backbone" and table.probes else 0
+        of_data = num_scored, num_validated, num_probed, self.seconds, trained, batch, most_bytes
+        budget = Budget(60 * minutes, *of_data)
         seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
