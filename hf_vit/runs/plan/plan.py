@@ -179,8 +179,7 @@ class Planner:
         budget = Budget(60 * minutes, *of_data)
         seconds = TIMING_SHARE * budget.seconds / 4
 
-        frozen: Options = {}
-        kept = table.stores  # number of last blocks that are trained, None for all
+        frozen, kept = dict[str, Any](), table.stores  # `kept`: number of last blocks that are trained, None for all
         unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
