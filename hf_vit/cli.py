@@ -259,9 +259,13 @@ def merged(shared: bool = False) -> Page:
     """Return the help page of `hf-vit evaluate` for a model of unknown task.
 
     The page contains the options of all tasks or, with `shared`, only the options that all tasks have in common.
+    Defaults and help texts that differ between tasks are left out.
     """
     pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
-    options = {name: option for page in pages for name, option in page["options"].items()}
+    options: dict[str, Option] = {}
+    for name, option in (item for page in pages for item in page["options"].items()):
+        options[name] = {key: value for key, value in option.items() if options.get(name, option).get(key) == value}
+    options["dataset_name"]["help"] = "Data for the task of the model. hf-vit evaluate MODEL --help lists the formats."
     if shared:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
     groups = dict.fromkeys(title for page in pages for title in page["groups"])
@@ -282,7 +286,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
+        return str(import_module("hf_vit.runs.evaluate").task_of_model(model)) if is_help else ""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config.get("architectures") or ["ForImageClassification"]

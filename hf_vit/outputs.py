@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from hashlib import file_digest
 from itertools import count, filterfalse, takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 LOCK_NAME = "training.lock"  # lock file that contains host and process of a running training run
 LOCK_TIMEOUT_SECONDS = 300.0  # age at which a lock file of another host is considered stale
+AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
 UNFINISHED = ".part"  # suffix of temporary files
 STALE_SECONDS = 86400.0  # age at which a temporary file is considered left over
 RECORD = ".hf_vit_outputs"  # file of checksums of written files, in the format of sha256sum
@@ -243,3 +245,11 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def file_name(source: str) -> str:
+    """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
+    file = Path(source).expanduser()
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # a local path, or a name on the Hub
+    is_part = place.name == AVERAGE_FOLDER or place.name.startswith("checkpoint-")
+    return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)

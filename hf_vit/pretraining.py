@@ -13,11 +13,10 @@ from transformers import PreTrainedConfig
 
 from .api import Paths, TrainingResult, as_list, train
 from .options.resolve import convert
-from .outputs import FolderState, find_folder_state, free_folder
-from .training.tasks import TASKS
-from .training.tasks.base import file_name
-from .training.tasks.unlabeled import UnlabeledTask
-from .training.training_arguments import MINUTES
+from .options.training_arguments import MINUTES
+from .outputs import FolderState, file_name, find_folder_state, free_folder
+from .tasks import TASKS
+from .tasks.unlabeled import UnlabeledTask
 
 
 __all__ = ["PretrainingResult", "pretrain"]

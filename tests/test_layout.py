@@ -19,8 +19,9 @@ ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "nump
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each folder may import only from the folders listed before it.
 ORDER = (
-    *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
-    *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
+    *("model", "flops", "extras", "outputs", "processes", "convert", "data", "evaluation", "visualize", "options"),
+    *("tasks", "features", "inference", "training", "runs", "auditing"),
+    *("api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}

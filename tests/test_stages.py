@@ -5,11 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
-from hf_vit.commands.info import info
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForImageReconstruction,
+    HfViTForMultiTask,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+    info,
+)
 from hf_vit.flops import describe_stages
+from hf_vit.runs.info import stage_table
 
-from .helpers.models import small_config
+from .helpers.models import TRAINING_CASES, small_config
 
 
 def block_operations(config: HfViTConfig, length: int) -> int:
@@ -32,6 +40,24 @@ def test_stages_have_the_parameters_and_operations_of_the_model(model_class: typ
     assert [stage.operations for stage in stages[3:-1]] == [block_operations(config, 13)] * blocks
     assert stages[1].operations == 2 * 10 * config.num_channels * 64 * config.hidden_size
     assert config.num_patches == 16
+
+
+MODELS = {name: (case.model_class, case.overrides) for name, case in TRAINING_CASES.items()}
+HEADS = {"rooms": {"task": "depth-estimation", "config": {}}, "kinds": {"task": "image-classification", "config": {}}}
+MODELS |= {
+    "kl_autoencoder": (HfViTForImageReconstruction, {}),
+    "multi_task": (HfViTForMultiTask, {"multi_task_config": {"heads": HEADS}}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_task_has_a_table_of_stages(name: str) -> None:
+    model_class, overrides = MODELS[name]
+    config = small_config(**overrides)
+    config.architectures = [next(own.__name__ for own in model_class.__mro__ if own.__module__.startswith("hf_vit"))]
+    lines = stage_table(config.to_dict(), "32x32")
+    assert [line.split()[0] for line in lines[4:-2]] == ["block"] * config.num_hidden_layers
+    assert float(lines[-1].split()[-1]) > 0
 
 
 def test_the_command_prints_stages_and_refuses_what_is_no_size(tmp_path: Path) -> None:

@@ -18,34 +18,39 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import transformers
 
+from ..auditing.audit import audit
+from ..auditing.selection import select
+from ..convert.convert_model import convert_model
 from ..features import ExtractionArguments
+from ..features.evaluation import evaluate_folders
+from ..inference.export import export_model
+from ..inference.visualization import visualize_model
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
-from ..training.tasks import TASKS
-from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
+from ..runs.calibrate import calibrate
+from ..runs.evaluate import EVALUATED, EVALUATION_DEFAULTS, EvaluationArguments
+from ..runs.info import info
+from ..runs.push import push
+from ..tasks import TASKS
+from ..tasks.base import Task
 from . import features, models
-from .calibrate import calibrate
-from .convert import convert
-from .info import info
-from .push import push
-from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
 TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
-Command = Callable[..., None]
+Command = Callable[..., Any]
 # Maps the function of each command to the options that can also be given as positional arguments
 WORDS: dict[Command, tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
-    models.audit: ("data",),
-    models.select: ("pool", "model"),
+    audit: ("data",),
+    select: ("pool", "model"),
     models.search: ("model", "inputs", "text"),
-    features.evaluate: ("train", "test"),
-    visualize: ("model", "photos"),
-    convert: ("source", "output"),
-    models.export: ("model",),
+    evaluate_folders: ("train", "test"),
+    visualize_model: ("model", "photos"),
+    convert_model: ("source", "output"),
+    export_model: ("model",),
     models.serve: ("models",),
     push: ("folder", "repo_id"),
     info: ("model",),
@@ -96,7 +101,7 @@ def generate() -> str:
     declared = options_of_types([ExtractionArguments], EXTRACTION)
     add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
     for function, words in WORDS.items():
-        name = f"features {function.__name__}" if function is features.evaluate else function.__name__
+        name = "features evaluate" if function is evaluate_folders else function.__name__.removesuffix("_model")
         add(name, function, words, options_of_function(function, words))
     tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {
@@ -212,10 +217,10 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
         options_of_types((EvaluationArguments,), EVALUATION),
         key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # Trainer options come last
     )
-    shared = options_of_types((task.fields()["options"],), EVALUATION)
+    shared = options_of_types((task.argument_types()[0],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
-        if option["name"] in (defaults := task.evaluation_defaults()):
-            option["default"] = defaults[option["name"]]
+        if option["name"] in EVALUATION_DEFAULTS & task.argument_defaults.keys():
+            option["default"] = task.argument_defaults[option["name"]]
         if option["name"] in NOT_ESSENTIAL_IN_EVALUATION:
             option.pop("essential", None)
         yield option

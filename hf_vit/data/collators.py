@@ -37,8 +37,8 @@ DENSE = ("segmentation_map", "masks", "depth_map")
 def _check_has(example: Mapping[str, Any], *names: str) -> None:
     if missing := [name for name in names if name not in example]:
         raise ValueError(
-            f"The examples have no {', '.join(missing)}, only {', '.join(sorted(example))}. If you use the Trainer, "
-            "set remove_unused_columns=False."
+            f"The examples have no {', '.join(missing)}, only {', '.join(sorted(example))}. If you use "
+            "transformers.Trainer, set remove_unused_columns=False."
         )
 
 

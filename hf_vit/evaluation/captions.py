@@ -1,9 +1,17 @@
 """Metrics of generated captions."""
 
 import math
+import re
+from functools import partial
+from itertools import chain
 from typing import Any
 
+from transformers.utils import logging
+
 from .base import StreamedMetric
+
+
+logger = logging.get_logger(__name__)
 
 
 class CaptionMetric(StreamedMetric):
@@ -22,10 +30,21 @@ class CaptionMetric(StreamedMetric):
 
     def compute(self) -> dict[str, float]:
         """Return `bleu_4` and `rouge_l` of all images."""
-        from torchmetrics.functional.text import rouge_score, sacre_bleu_score  # Imported lazily: the import is slow
+        # Imported lazily: the import is slow
+        from torchmetrics.functional.text import rouge_score, sacre_bleu_score
+        from torchmetrics.functional.text.sacre_bleu import _SacreBLEUTokenizer
 
         if not self.records:
             return dict.fromkeys(self.score_names, math.nan)
         texts, captions = map(list, zip(*self.records, strict=True))
+        if unread := [text for text in chain.from_iterable(captions) if not re.search("[a-zA-Z0-9]", text)]:
+            logger.warning_once(
+                f"{len(unread)} captions have no letters a to z and no digits, such as {unread[0]!r}. ROUGE-L ignores "
+                "all other letters, so it is 0 even for identical captions. BLEU-4 treats a text without spaces as "
+                "one word."
+            )
+        # BLEU compares lengths with the first of the captions that are closest in length; sacreBLEU uses the shortest.
+        tokenize = partial(_SacreBLEUTokenizer.tokenize, tokenize="13a", lowercase=True)
+        captions = [sorted(own, key=lambda text: len(tokenize(text))) for own in captions]
         rouge = rouge_score(texts, captions, accumulate="best", rouge_keys="rougeL")["rougeL_fmeasure"]
         return {"bleu_4": float(sacre_bleu_score(texts, captions, lowercase=True)), "rouge_l": float(rouge)}

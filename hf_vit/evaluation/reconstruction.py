@@ -10,6 +10,7 @@ from .base import StreamedMetric, mean_without_nan
 
 
 LEAST_SIDE = 11  # Side of the SSIM window in pixels.
+BORDER = LEAST_SIDE // 2  # Width in pixels of the border whose SSIM windows would contain padding.
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class ReconstructedImage:
 class ReconstructionMetric(StreamedMetric):
     """Means over images of `psnr` in dB and `ssim`, computed by torchmetrics for values in [0, 1].
 
-    Images with a side of less than 11 pixels have no SSIM. PSNR is -10 log10 of the mean squared error. SSIM is
-    defined in https://doi.org/10.1109/TIP.2003.819861.
+    PSNR is -10 log10 of the mean squared error. SSIM is defined in https://doi.org/10.1109/TIP.2003.819861; it is the
+    mean over windows of 11 x 11 pixels inside the image. Images with a side of less than 11 pixels have no SSIM.
     """
 
     score_names = ("psnr", "ssim")
@@ -41,7 +42,8 @@ class ReconstructionMetric(StreamedMetric):
         found, true = prediction.reconstruction[None].float(), prediction.image[None].float()
         ssim = math.nan
         if min(true.shape[-2:]) >= LEAST_SIDE:
-            ssim = float(structural_similarity_index_measure(found, true, data_range=1.0))  # type: ignore[arg-type]
+            _, values = structural_similarity_index_measure(found, true, data_range=1.0, return_full_image=True)
+            ssim = float(values[..., BORDER:-BORDER, BORDER:-BORDER].mean())
         return float(peak_signal_noise_ratio(found, true, data_range=1.0)), ssim
 
     def compute(self) -> dict[str, float]:

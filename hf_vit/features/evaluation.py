@@ -1,10 +1,11 @@
-"""Evaluation of features by k-nearest neighbors, a linear probe, and retrieval of images of the same class.
+"""Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class."""
 
-Shapes: M training images, B test images, D feature size.
-"""
+# Shapes: M training images, B test images, D feature size
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from .files import FeatureSplit
+from ..extras import check_packages
+from ..outputs import check_outputs, check_writable, free_folder, record_outputs, write_atomically
+from .files import FeatureSplit, open_train_and_test
 
 
 # Maps a metric to the title and the number format of its column in the printed table
@@ -25,6 +28,7 @@ COLUMNS = {
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
+FILE_NAME = "evaluation.json"
 MAX_PAIRS = 2**24  # Maximum number of image pairs compared at once, to limit memory
 
 
@@ -90,3 +94,47 @@ def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
     titles = [f" {title}" for title, _ in COLUMNS.values()]
     formatters = [f" {{:{each}}}".format for _, each in COLUMNS.values()]
     return table.to_string(header=titles, formatters=formatters, na_rep="-")
+
+
+def evaluate_folders(
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    overwrite: bool = False,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Evaluates folders of features and writes the scores. Equivalent to `hf-vit features evaluate`.
+
+    Args:
+        train: Folder of features. The features of its split "train" are used for training and as references.
+        test: Folder of the features to evaluate; by default the folder of the training images.
+        output_dir: Folder for evaluation.json; by default the feature folder or, if two folders are given, a new
+            subfolder of the second one.
+        overwrite: Replace evaluation.json of an earlier run.
+        report: Function that receives progress messages.
+
+    Returns:
+        The result of `evaluate_features`.
+
+    Raises:
+        ValueError: if the features come from different models, or an existing file may not be replaced.
+        OSError: if a folder has no features, or the output cannot be written.
+        ImportError: if scikit-learn is missing.
+    """
+    check_packages("The evaluation of features", "sklearn")
+    folders = [Path(folder) for folder in (train, test) if folder is not None]
+    folder = folders[-1] if test is None else folders[-1] / f"evaluation-beside-{folders[0].resolve().name}"
+    folder = Path(output_dir) if output_dir else folder if test is None else free_folder(folder)
+    check_writable(folder)
+    check_outputs([folder / FILE_NAME], overwrite=overwrite)
+    train_split, test_split = open_train_and_test(folders)
+    found = evaluate_features(train_split, test_split)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
+    (num_train, num_test), classes = found["images"], found["classes"]
+    report(f"{num_test:,} {test_split.name} images and {num_train:,} train images of {classes} classes")
+    report(format_table(found["scores"]))
+    report(f"Scores written to {folder / FILE_NAME}")
+    record_outputs([folder / FILE_NAME])
+    return found

@@ -28,6 +28,8 @@ SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch"
 SEGMENTERS = ["HfViTForSemanticSegmentation", "HfViTForUniversalSegmentation"]
 # Constructor arguments that are stored as properties rather than fields.
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
+# Constructor arguments of all configurations of transformers that are neither fields nor properties of ours.
+LIBRARY_ARGUMENTS = ("attn_implementation", "name_or_path", "torch_dtype")
 # hf-vit is not yet on any package index, so error messages suggest an installation from a repository checkout.
 INSTALL_COMMAND = "pip install . (in a checkout of hf-vit)"
 
@@ -116,8 +118,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         …_config: Options of one task. There is one such field per task; see `HfViTTaskFields`.
 
     Raises:
-        ValueError: if the name of an unknown argument resembles that of a field, or values are inconsistent. Values
-            are checked again when a model is built and when it is saved.
+        ValueError: if an argument is unknown, or values are inconsistent. Values are checked again when a model is
+            built and when it is saved. Unknown fields of a saved configuration are kept.
     """
 
     model_type = "hf_vit"
@@ -194,8 +196,10 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return values
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if not kwargs.pop("_is_saved", False):
-            check_fields((name for name in kwargs if not name.startswith("_")), only_close=True)
+        # Composite models of transformers pass all fields of a saved configuration, in 5.17 without `model_type`.
+        is_whole = kwargs.get("model_type") == self.model_type or {"out_features", "out_indices"} <= kwargs.keys()
+        if not kwargs.pop("_is_saved", is_whole):
+            check_fields(name for name in kwargs if not name.startswith("_") and name not in self.attribute_map)
         kwargs.pop("stage_names", None)  # stage names are recomputed from `num_hidden_layers`
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         num_labels = kwargs.get("num_labels")
@@ -225,7 +229,6 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         """
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
-        check_fields(overrides)
         preset = dict(PRESETS[name])
         if "id2label" in overrides:
             preset.pop("num_labels", None)
@@ -494,17 +497,13 @@ def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
         raise ValueError(f"{name}={labels} must assign an integer to each label, as in {form}.") from error
 
 
-def check_fields(names: Iterable[str], only_close: bool = False) -> None:
-    """Raises `ValueError` if a name is neither a field of `HfViTConfig` nor another argument of its constructor.
-
-    With `only_close`, only names that resemble a field are rejected. Other names may be options of transformers.
-    """
-    known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, "attn_implementation"}
+def check_fields(names: Iterable[str]) -> None:
+    """Raises `ValueError` if a name is neither a field of `HfViTConfig` nor another argument of its constructor."""
+    known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, *LIBRARY_ARGUMENTS}
     public = sorted(name for name in known if not name.startswith("_"))
-    closest = {name: get_close_matches(name, public, n=1, cutoff=0.75) for name in sorted(set(names) - known)}
-    unknown = [name for name in closest if closest[name] or not only_close]
-    if unknown:
-        meant = ", ".join(dict.fromkeys(field for name in unknown for field in closest[name]))
+    if unknown := sorted(set(names) - known):
+        similar = [field for name in unknown for field in get_close_matches(name, public, n=2, cutoff=0.7)]
+        meant = " or ".join(dict.fromkeys(similar))
         hint = f"Did you mean {meant}? " if meant else ""
         raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. {hint}help(HfViTConfig) lists all fields.")
 

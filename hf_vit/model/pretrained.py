@@ -154,8 +154,19 @@ def choose_head(
 
 
 @contextmanager
-def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager that converts errors about damaged weight files to an `OSError` that names the checkpoint."""
+def naming_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Context manager within which errors about damaged weight files and the load report name the checkpoint.
+
+    The load report of transformers names only files that transformers opens, and prints None for a converted
+    checkpoint.
+    """
+
+    def name(record: Any) -> bool:
+        record.msg = str(record.msg).replace("from: None\n", f"from: {name_or_path or 'the given weights'}\n")
+        return True
+
+    reporting = logging.get_logger("transformers.modeling_utils")
+    reporting.addFilter(name)
     try:
         yield
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -163,6 +174,8 @@ def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> It
             f"The weights (*.safetensors) in {str(name_or_path)!r}, or their index, are cut off or damaged: {error}. "
             "Download or save them again."
         ) from error
+    finally:
+        reporting.removeFilter(name)
 
 
 def check_weights(
@@ -400,7 +413,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         # transformers ignores mismatched shapes; `check_weights` below reports them with the names of the weights.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):
+        with pausing_garbage_collection(), naming_checkpoint(pretrained_model_name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
@@ -447,8 +460,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     f"{error}. With the installed version of peft, use peft.get_peft_model(model, config)."
                 ) from error
             raise ValueError(
-                f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}; attention.qkv "
-                "is the projection of query, key and value."
+                f"{error} In this model, the linear layers of attention and MLP are {', '.join(ends)}. Query, key and "
+                "value are one layer, attention.qkv, so an adapter cannot change only some of them."
             ) from error
 
     def run_backbone(self, pixel_values: Tensor | None, encoder_outputs: Any = None, **kwargs: Any) -> Any:

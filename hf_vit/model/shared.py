@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.utils.generic import maybe_autocast
 from transformers.utils.import_utils import is_scipy_available
 
 from .configuration_hf_vit import HfViTConfig
@@ -34,7 +35,7 @@ def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenat
 
     @wraps(loss)
     def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.autocast(predictions.device.type, enabled=False):
+        with maybe_autocast(predictions.device.type, enabled=False):
             return loss(to_float32_or_higher(predictions), *args, **kwargs)
 
     return run_in_float32

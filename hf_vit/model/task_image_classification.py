@@ -15,6 +15,7 @@ from transformers import BatchFeature, ImageClassificationPipeline, Pipeline
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import maybe_autocast
 
 from .adapt_inputs import HfViTInputSized
 from .calibration import SET_METHODS, SIMILARITIES, TrainingFeatures, find_threshold, nonconformity, undo_calibration
@@ -180,7 +181,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
     def _classify(self, pooled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the logits. With a distillation token, these are the mean of two heads, which are returned too."""
         is_exact = self.config.problem_type == "regression"  # half precision keeps only three digits of a value
-        with torch.autocast(pooled.device.type, enabled=False) if is_exact else nullcontext():
+        with maybe_autocast(pooled.device.type, enabled=False) if is_exact else nullcontext():
             logits = self.classifier(pooled.to(self.dtype) if is_exact else pooled)
         if self.distillation_classifier is None:
             return logits, None, None

@@ -4,6 +4,7 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 tokens, D hidden size, E hidden size of the decoder, Z latents per patch.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, to_pair
@@ -31,7 +33,9 @@ LOGVAR_RANGE = -30.0, 20.0  # limits of log variances, as in diffusers
 
 
 class HfViTLatentDistribution:
-    """Normal distribution of latents, with the methods of `DiagonalGaussianDistribution` in diffusers.
+    """Normal distribution of latents, like `DiagonalGaussianDistribution` in diffusers.
+
+    The attributes `std` and `var` are the standard deviations and variances (B, Z, h, w).
 
     Args:
         mean: Means (B, Z, h, w).
@@ -41,6 +45,8 @@ class HfViTLatentDistribution:
     def __init__(self, mean: Tensor, logvar: Tensor | None = None) -> None:
         self.mean = mean
         self.logvar = None if logvar is None else logvar.clamp(*LOGVAR_RANGE)
+        self.std = torch.zeros_like(mean) if self.logvar is None else (0.5 * self.logvar).exp()
+        self.var = torch.zeros_like(mean) if self.logvar is None else self.logvar.exp()
 
     def mode(self) -> Tensor:
         """Returns the most likely latents (B, Z, h, w)."""
@@ -51,8 +57,8 @@ class HfViTLatentDistribution:
         if self.logvar is None:
             return self.mean
         device = self.mean.device if generator is None else generator.device
-        noise = torch.randn(self.mean.shape, generator=generator, device=device).to(self.mean)
-        return self.mean + (0.5 * self.logvar).exp() * noise
+        noise = torch.randn(self.mean.shape, generator=generator, device=device, dtype=self.mean.dtype)
+        return self.mean + self.std * noise.to(self.mean.device)
 
     def divergences(self) -> Tensor:
         """Returns the KL divergence (B, Z, h, w) of each latent from a standard normal distribution."""
@@ -60,6 +66,13 @@ class HfViTLatentDistribution:
             return torch.zeros_like(self.mean)
         mean, logvar = to_float32_or_higher(self.mean), to_float32_or_higher(self.logvar)
         return 0.5 * (mean.square() + logvar.exp() - 1 - logvar)
+
+    def nll(self, sample: Tensor, dims: tuple[int, ...] = (1, 2, 3)) -> Tensor:
+        """Returns the negative log-likelihood of latents (B, Z, h, w), summed over `dims`; 0 without noise."""
+        if self.logvar is None:
+            return torch.zeros_like(self.mean).sum(dim=dims)
+        mean, logvar, sample = map(to_float32_or_higher, (self.mean, self.logvar, sample))
+        return 0.5 * (math.log(2 * math.pi) + logvar + (sample - mean).square() / logvar.exp()).sum(dim=dims)
 
     def kl(self) -> Tensor:
         """Returns the KL divergence (B,) of each image, summed over latents."""
@@ -139,16 +152,14 @@ class HfViTKlAutoencoder(nn.Module):
         mean, logvar = self.to_latents(levels[-1]).chunk(2, dim=-1)
         weight = self.shortcut.weight  # (p·q·C, Z)
         lengths = weight.square().sum(dim=0).clamp_min(1e-6)
-        with torch.autocast(
-            weight.device.type, enabled=False
-        ):  # autocast would round small differences between pixels
+        with maybe_autocast(weight.device.type, enabled=False):  # autocast would round small pixel differences
             projected = (patches.to(weight.dtype) - self.shortcut.bias) @ weight / lengths
         return projected + mean, logvar
 
     def decode(self, latents: Tensor, grid: Grid, padding: Tensor | None, attention_mask: Any) -> Tensor:
         """Maps latents (B, N, Z) to pixels (B, N, p·q·C)."""
         tokens = self.decoder.embedding(latents)
-        with torch.autocast(latents.device.type, enabled=False):
+        with maybe_autocast(latents.device.type, enabled=False):
             linear = self.shortcut(latents.to(self.shortcut.weight.dtype))
         return linear + self.decoder.decode(tokens[:, :0], tokens, grid, padding, attention_mask)
 
@@ -226,7 +237,7 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
         `kwargs` may contain `output_attentions`, which uses eager attention.
 
         Returns:
-            A `HfViTLatentOutput`; its `latent_dist` has the methods `mode`, `sample` and `kl`.
+            A `HfViTLatentOutput`; its `latent_dist` has the methods `mode`, `sample`, `kl` and `nll`.
 
         Raises:
             ValueError: if the images do not fit the model; the message names valid values.

@@ -38,7 +38,7 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     "max_steps": training_option(
         brief="Number of training steps. Overrides the number of epochs.", synonyms="steps iterations num_steps"
     ),
-    "learning_rate": training_option(brief="Maximum learning rate.", range=NOT_NEGATIVE, synonyms="lr lr0 base_lr"),
+    "learning_rate": training_option(brief="Maximum learning rate.", range=POSITIVE, synonyms="lr lr0 base_lr"),
     "per_device_train_batch_size": training_option(
         brief="Training batch size per process.",
         range=COUNT,

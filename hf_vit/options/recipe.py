@@ -69,7 +69,13 @@ def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = with_underscores({name: value for name, value in values.items() if value is not None})
     recipe = given.pop("recipe", None)
-    return given if recipe is None else {**read_recipe(find_recipe(str(recipe))), **given}
+    if recipe is None:
+        return given
+    file = find_recipe(str(recipe))
+    values = read_recipe(file)
+    if "recorded_schedule" in values:
+        values["recorded_schedule"] = str(file.parent / values["recorded_schedule"])
+    return {**values, **given}
 
 
 def savable_values(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:

@@ -33,10 +33,6 @@ class NotFiniteError(FloatingPointError):
     """The loss or weights of a training run are infinite or NaN."""
 
 
-class NoUpdateError(ValueError):
-    """No step of a training run has changed the weights."""
-
-
 class CheckpointError(OSError):
     """A checkpoint could not be written."""
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..model.pretrained import HfViTPreTrainedModel
-from .training_arguments import HfViTTrainingArguments
+from ..options.training_arguments import LORA_TARGETS, HfViTTrainingArguments
 
 
 if is_peft_available():
@@ -46,16 +46,22 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
             "saved or published model: --model_name_or_path."
         )
     towers = {name: child for name, child in model.named_children() if isinstance(child, PreTrainedModel)}
-    targets = [
+    layers = [
         f"{tower}.{name}"
         for tower, child in towers.items()
         for name, layer in child.named_modules()
-        if name.endswith(tuple(args.lora_target_modules)) and isinstance(layer, nn.Linear) and is_trained(layer)
+        if isinstance(layer, nn.Linear) and is_trained(layer)
     ]
-    if not targets:
+    wanted = args.lora_target_modules
+    targets = [name for name in layers if name.endswith(tuple(wanted))]
+    # A model has only some of the default layers: an MLP is either plain or gated.
+    missing = [end for end in wanted if end not in LORA_TARGETS and not any(name.endswith(end) for name in layers)]
+    if missing or not targets:
         raise ValueError(
-            f"lora_target_modules={args.lora_target_modules} match no trainable linear layers of "
-            f"{type(model).__name__}. Give endings of names in `[name for name, _ in model.named_modules()]`."
+            f"lora_target_modules={wanted}: no trainable linear layer of {type(model).__name__} has a name that ends "
+            f"with {' or '.join(missing or wanted)}. Give endings of names in `[name for name, _ in "
+            "model.named_modules()]`. Query, key and value are one layer, attention.qkv, so LoRA cannot update only "
+            "some of them."
         )
     heads = [name for name, child in model.named_children() if name not in towers and is_trained(child)]
     config = LoraConfig(

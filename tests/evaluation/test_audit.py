@@ -14,19 +14,19 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.metrics import average_precision_score
 
 import hf_vit
-from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
-from hf_vit.features.audit_result import write_cleaned
-from hf_vit.features.dense_audit import BOX_CUT, find_likelihoods
-from hf_vit.features.image_checks import outlier_scores
-from hf_vit.features.label_quality import (
+from hf_vit.auditing.audit_result import write_cleaned
+from hf_vit.auditing.dense_audit import BOX_CUT, find_likelihoods
+from hf_vit.auditing.image_checks import outlier_scores
+from hf_vit.auditing.label_quality import (
     LABEL_CUT,
     find_label_issues,
     find_object_issues,
     mask_issue_score,
     out_of_sample_probabilities,
 )
+from hf_vit.auditing.selection import select_images
+from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
 from hf_vit.features.near_duplicates import SIDE, find_near_duplicates
-from hf_vit.features.selection import select_images
 
 from ..helpers.datasets import encoded, truncate, write_instances, write_mask_folders
 from ..helpers.features import save_encoder

@@ -12,13 +12,14 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, training
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, tasks
 from hf_vit.options.library import LIBRARY_FIELDS, LIBRARY_OPTIONS
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from .table import Row, assert_refused, parametrize, rows, script
 
 
@@ -201,9 +202,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
-    task = task_of(training.TASKS["image-classification"], arguments)
-    task.load_data()
-    task.make_trainer().train()
+    task = opened_run(tasks.TASKS["image-classification"], arguments)
+    build_run(task).trainer.train()
     return folder / "output"
 
 
@@ -366,10 +366,10 @@ def refusal(call: Callable[[], Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("task", training.TASKS)
+@pytest.mark.parametrize("task", tasks.TASKS)
 def test_invalid_numbers_raise_for_every_numeric_option(task: str, tmp_path: Path) -> None:
     accepted = set()
-    for kind in training.TASKS[task].argument_types():
+    for kind in tasks.TASKS[task].argument_types():
         own = {field.name for field in fields(kind) if field.init}
         required = {name: value for name, value in REQUIRED.items() if name in own}
         required |= {"output_dir": str(tmp_path)} if issubclass(kind, HfViTTrainingArguments) else {}

@@ -3,12 +3,15 @@
 import copy
 import json
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import AutoConfig
 
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTModel
 from hf_vit.model.remote_code import AUTO_MAP
@@ -176,17 +179,28 @@ def test_presets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
+    ("given", "hint"),
+    [
+        ("hiden_size", "Did you mean hidden_size"),
+        ("num_layers", r"Did you mean num_labels or num_hidden_layers\?"),
+        ("num_heads", "help"),
+        ("id2labels", "Did you mean id2label"),
+        ("norm_first", "help"),
+        ("post_norm", "help"),
+        ("stem", "help"),
+        ("tie_word_embeddings", "help"),
+    ],
 )
-def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # transformers keeps an unknown field whose name resembles no known field
-        assert vars(HfViTConfig(**{given: 3}))[given] == 3
-    else:
-        with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
-            HfViTConfig(**{given: 3})
-        with pytest.raises(ValueError, match=f"Did you mean {meant}"):
-            HfViTConfig.from_preset("tiny", **{given: 3})
+def test_an_unknown_field_is_refused_unless_it_is_saved(given: str, hint: str, tmp_path: Path) -> None:
+    for make in (HfViTConfig, partial(HfViTConfig.from_preset, "tiny"), partial(AutoConfig.for_model, "hf_vit")):
+        with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. {hint}"):
+            make(**{given: 3})
+    saved = HfViTConfig().to_dict() | {given: 3}
+    # Composite models of transformers 5.17 remove `model_type`.
+    for content in (saved, {name: value for name, value in saved.items() if name != "model_type"}):
+        assert vars(HfViTConfig(**content))[given] == 3
+    with pytest.raises(ValueError, match=f"has no field (model_type, )?{given}(, model_type)?\\."):
+        HfViTConfig(**{given: 3, "model_type": "vit"})
     HfViTConfig().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), given: 3}))
@@ -196,6 +210,23 @@ def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str
     assert json.loads(file.read_text())[given] == 3
     assert "_is_saved" not in file.read_text()
     assert vars(copy.deepcopy(opened))[given] == 3
+
+
+def test_arguments_of_all_configurations_are_accepted() -> None:
+    given: dict[str, Any] = {"architectures": ["HfViTModel"], "transformers_version": "5.17.0", "return_dict": False}
+    given |= {"output_attentions": True, "output_hidden_states": True, "attn_implementation": "eager"}
+    given |= {"name_or_path": "user/model", "torch_dtype": "bfloat16", "problem_type": "regression", "num_labels": 1}
+    config = HfViTConfig(**given)
+    assert (config.name_or_path, config.dtype, config.num_labels) == ("user/model", torch.bfloat16, 1)
+    assert (config._attn_implementation, config.output_attentions, config.return_dict) == ("eager", True, False)
+
+    class Renamed(HfViTConfig):
+        attribute_map = {"embed_dim": "hidden_size"}  # noqa: RUF012
+        depth_limit: int = 0
+
+    assert (Renamed(embed_dim=96, depth_limit=2).hidden_size, Renamed(depth_limit=2).depth_limit) == (96, 2)
+    with pytest.raises(ValueError, match="no field embed_dims"):
+        Renamed(embed_dims=96)
 
 
 def test_stages_follow_the_depth(tmp_path: Path) -> None:

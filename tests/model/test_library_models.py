@@ -1,5 +1,7 @@
 """Test training, saving and loading of transformers models that use our encoder, with and without the package."""
 
+import copy
+import json
 import re
 import runpy
 import shutil
@@ -92,7 +94,8 @@ def make_model(name: str, **options: Any) -> PreTrainedModel:
     encoder: Any = small_config(**{**SIZES, **case.options, **options})
     if name.startswith("Vision"):  # these classes accept the encoder configuration only as a dictionary
         encoder = encoder.to_dict()
-    return model_class(model_class.config_class(**{case.field: encoder}, num_labels=3, **case.fields))
+    fields = copy.deepcopy(case.fields)  # transformers 5.17 removes entries
+    return model_class(model_class.config_class(**{case.field: encoder}, num_labels=3, **fields))
 
 
 def make_inputs(name: str) -> dict[str, Any]:
@@ -134,6 +137,19 @@ def test_the_encoder_learns_and_the_model_reopens(name: str, tmp_path: Path) -> 
     with torch.no_grad():
         expected, actual = (first_output(opened(**make_inputs(name))) for opened in (model, reopened))
     assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_saved_encoder_may_have_fields_of_another_version(name: str, tmp_path: Path) -> None:
+    config, field = make_model(name).config, CASES[name].field
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    saved[field] |= {"num_hidden_layer": 3, "field_of_a_later_version": 4}  # the first name resembles a field
+    file.write_text(json.dumps(saved))
+    encoder = vars(type(config).from_pretrained(tmp_path))[field]
+    assert (type(encoder), encoder.num_hidden_layer, encoder.field_of_a_later_version) == (HfViTConfig, 3, 4)
+    assert encoder.num_hidden_layers == vars(config)[field].num_hidden_layers
 
 
 FRESH = """

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from hf_vit import HfViTForImageReconstruction, HfViTImageProcessor
 from hf_vit.evaluation.reconstruction import ReconstructedImage, ReconstructionMetric
-from hf_vit.training.tasks.image_reconstruction import ImageReconstruction
+from hf_vit.model.task_image_reconstruction import HfViTLatentDistribution
+from hf_vit.runs import build_run
+from hf_vit.tasks.base import plain_batches
+from hf_vit.tasks.image_reconstruction import ImageReconstruction
 
 from ..helpers.fresh import run_without_package
 from ..helpers.models import RAE, SMALL, small_config
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, opened_run, run_of
 from ..helpers.pretraining import BATCH, CONFIG, DECODER, write_colors
 from ..helpers.pretraining import SMALL as SMALL_RUN
 from ..helpers.references import draw_weights
@@ -112,18 +116,52 @@ def test_a_batch_is_overfitted(options: dict[str, Any]) -> None:
     assert loss < 0.2 * images.var()
 
 
+def ssim_inside(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the SSIM of two images (C, H, W) in [0, 1], averaged over the windows inside the images."""
+
+    def blur(values: np.ndarray) -> np.ndarray:
+        return gaussian_filter(values.astype(np.float64), (0, 1.5, 1.5), truncate=3.5)[:, 5:-5, 5:-5]
+
+    means, squares = [blur(one) for one in (first, second)], [blur(one * one) for one in (first, second)]
+    variances = [square - mean**2 for square, mean in zip(squares, means, strict=True)]
+    covariance = blur(first * second) - means[0] * means[1]
+    luminance = (2 * means[0] * means[1] + 0.01**2) / (means[0] ** 2 + means[1] ** 2 + 0.01**2)
+    return float((luminance * (2 * covariance + 0.03**2) / (sum(variances) + 0.03**2)).mean())
+
+
 def test_scores_are_those_of_their_formulas() -> None:
-    """Compare PSNR with its formula. SSIM is 1 for equal images, and NaN for images smaller than its window."""
+    """Compare PSNR and SSIM with their formulas. SSIM is NaN for images smaller than its window."""
     image = torch.rand(3, 16, 16)
     changed = (image + 0.1 * torch.randn_like(image)).clamp(0, 1)
     metric = ReconstructionMetric()
     psnr, ssim = metric.record(ReconstructedImage(image, changed, []), None)
     assert psnr == pytest.approx(-10 * np.log10(float((image - changed).square().mean())), rel=1e-5)
-    assert 0 < ssim < 1
+    assert ssim == pytest.approx(ssim_inside(image.numpy(), changed.numpy()), abs=1e-5)
     metric.update([(psnr, ssim), metric.record(ReconstructedImage(image[:, :8], changed[:, :8], []), None)])
     scores = metric.compute()
     assert scores["ssim"] == ssim  # the image that is smaller than the window has no SSIM
     assert metric.record(ReconstructedImage(image, image, []), None)[1] == pytest.approx(1)
+
+
+def test_latents_have_the_statistics_of_their_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, logvar, sample = torch.randn(3, 2, 4, 3, 5, generator=generator, dtype=torch.float64)
+    latents = HfViTLatentDistribution(mean, logvar)
+    normal = torch.distributions.Normal(mean, (0.5 * logvar).exp())
+    torch.testing.assert_close((latents.std, latents.var), (normal.stddev, normal.variance))
+    standard = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+    torch.testing.assert_close(latents.kl(), torch.distributions.kl_divergence(normal, standard).sum(dim=(1, 2, 3)))
+    torch.testing.assert_close(latents.nll(sample), -normal.log_prob(sample).sum(dim=(1, 2, 3)))
+    torch.testing.assert_close(latents.nll(sample, dims=(2, 3)), -normal.log_prob(sample).sum(dim=(2, 3)))
+    # Noise has the precision of the means.
+    drawn = latents.sample(torch.Generator().manual_seed(1))
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(drawn, mean + noise * normal.stddev, rtol=1e-12, atol=0)
+    fixed = HfViTLatentDistribution(mean)
+    assert torch.equal(fixed.std, torch.zeros_like(mean))
+    assert torch.equal(fixed.var, torch.zeros_like(mean))
+    assert torch.equal(fixed.nll(sample), torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(fixed.sample(), mean)
 
 
 def arguments_of(data: Path | str, output_dir: Path, *options: str, **head: Any) -> list[str]:
@@ -148,11 +186,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_starts_from_principal_components(workplace: Path, tmp_path: Path) -> None:
     """Compare the initial weights with a singular value decomposition in NumPy."""
     options = ["--min_crop_scale", "1.0", "--latent_channels", "8", "--horizontal_flip", "0"]
-    task = task_of(ImageReconstruction, arguments_of(workplace / "colors", tmp_path, *options))
-    task.load_data()
-    trainer = task.make_trainer()
+    task = opened_run(ImageReconstruction, arguments_of(workplace / "colors", tmp_path, *options))
+    trainer = build_run(task).trainer
     model, processor = trainer.model.eval(), trainer.processing_class
-    images = torch.cat([batch["pixel_values"] for batch in task.plain_batches(model, processor, 1000)])
+    images = torch.cat(
+        [batch["pixel_values"] for batch in plain_batches(task.task, model, processor, task.data, 1000)]
+    )
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 4, 5, 1).reshape(-1, 48).double().numpy()
     mean = patches.mean(axis=0)
     rows = np.linalg.svd(patches - mean, full_matrices=False)[2][:8]
@@ -201,9 +240,8 @@ def test_a_training_resumes_and_continues(workplace: Path, tmp_path: Path) -> No
     expected, resumed = (load_file(place / "model.safetensors") for place in (workplace / "kl", tmp_path / "resumed"))
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
     again = ["--model_name_or_path", str(workplace / "kl"), "--dataset_name", str(workplace / "colors")]
-    task = task_of(ImageReconstruction, [*SMALL_RUN, *BATCH, *again, "--output_dir", str(tmp_path / "again")])
-    task.load_data()
-    started = task.make_trainer().model.state_dict()
+    task = opened_run(ImageReconstruction, [*SMALL_RUN, *BATCH, *again, "--output_dir", str(tmp_path / "again")])
+    started = build_run(task).trainer.model.state_dict()
     assert all(torch.equal(weight, started[name]) for name, weight in expected.items())
 
 
@@ -225,8 +263,7 @@ def test_options_without_an_encoder_are_refused(tmp_path: Path) -> None:
         (["--latent_type", "rae"], "latent_type='rae' uses the tokens of a trained encoder"),
         (["--feature_weight", "1"], "feature_weight=1.0 requires a trained encoder"),
     ):
-        task = task_of(ImageReconstruction, arguments_of("photos", tmp_path / "out", *options))
         with pytest.raises(ValueError, match=message):
-            task.check_options()
+            run_of(ImageReconstruction, arguments_of("photos", tmp_path / "out", *options))
     with pytest.raises(ValueError, match=r"num_latent_layers=9 exceeds num_hidden_layers=3"):
         make_model(RAE, num_latent_layers=9)

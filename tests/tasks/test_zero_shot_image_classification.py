@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPM
 
 from hf_vit import HfViTConfig, HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor
 from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
-from hf_vit.training import train_tokenizer
-from hf_vit.training.publishing.hub import check_upload
+from hf_vit.tasks import train_tokenizer
+from hf_vit.training.hub import check_upload
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of

@@ -17,6 +17,7 @@ from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.fingerprint import FEATURE_FOLDER
 from hf_vit.model.encoder import HfViTLayer
 from hf_vit.outputs import RECORD
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
 from hf_vit.training.optimizer import find_backbone
@@ -26,7 +27,7 @@ from ..helpers.dense_trainings import ALL_TASKS, CONFIG, arguments_of, write_sce
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from ..helpers.references import assert_identical, draw_weights
 from ..helpers.seeds import seed_everything
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
@@ -73,9 +74,8 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
     else:
-        made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
-        made.load_data()
-        trainer = made.make_trainer()
+        made = opened_run(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
+        trainer = build_run(made).trainer
     if task != "object_detection":  # with random weights, detection models would predict useless boxes
         draw_weights(trainer.model)
     return trainer
@@ -143,7 +143,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
@@ -187,6 +188,19 @@ def test_an_interrupted_extraction_keeps_whole_files(
     _, reported = train_digits(tmp_path / "again", max_steps=1)
     assert f"1 of {len(contents)} files computed" in reported[0]
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
+
+
+def test_the_progress_bar_of_an_extraction_ends_at_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 24)  # does not divide the number of images
+    train_digits(tmp_path, max_steps=1, disable_tqdm=False)
+    count = 2 * NUM_TRAIN
+    assert re.findall(r"Features: +(\d+)%\|[^|]*\| (\d+)/(\d+) ", capsys.readouterr().err)[-1] == (
+        "100",
+        str(count),
+        str(count),
+    )
 
 
 @pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
@@ -250,7 +264,7 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
         ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Remove mixup"),
+        ({"progressive_sizes": [16, 28]}, "Remove mixup"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from transformers.integrations import peft as integration
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.lora import is_adapted
 
@@ -256,8 +257,17 @@ def test_adapters_need_a_trained_model_and_matching_layers(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"lora_rank=2 .* is trained from scratch. Give .* --model_name_or_path"):
         HfViTTrainer(model=model, args=arguments(tmp_path))
     model = saved_base("class_numbers", tmp_path)
-    with pytest.raises(ValueError, match=r"lora_target_modules=\['q_proj'\] match no trainable linear layers"):
-        HfViTTrainer(model=model, args=arguments(tmp_path, lora_target_modules=["q_proj"]))
+    # Names that match no layer are refused even if other names match.
+    for names, missing in (
+        (["query", "value"], "query or value"),
+        (["mlp.fc1", "value"], "value"),
+        (["mlp.gate"], "mlp.gate"),
+    ):
+        message = (
+            rf"lora_target_modules=\['.* has a name that ends with {missing}\. .* are one layer, attention\.qkv, so"
+        )
+        with pytest.raises(ValueError, match=message):
+            HfViTTrainer(model=model, args=arguments(tmp_path, lora_target_modules=names))
     captions = write_captions(tmp_path / "pairs", (4, 4))
     with pytest.raises(ValueError, match=r"lora_rank=2 .* would be trained from scratch"):
         make_image_text_trainer(captions, tmp_path / "out", "--lora_rank", "2")

@@ -11,13 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model.task_image_classification import HfViTForImageClassification
-from ..arguments import ClassificationArguments
 
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidate ridge penalties for standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors that scale scores to logits
 MOST_IMAGES = 20_000  # maximum number of images for a probe; more images hardly improve a linear classifier
-LEAST_COMPARED = 400  # with at least this many training images, 10% are held out to compare probe and model
 
 
 class Probe(NamedTuple):
@@ -35,15 +33,6 @@ class Probe(NamedTuple):
             f"Linear probe: leave-one-out accuracy {self.accuracy:.1%} on {self.num_images:,} training images"
             f"{weighted}; the classifier is initialized with the probe."
         )
-
-
-def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Configure a new classifier of a saved model to use the CLS token and the mean patch token as features."""
-    config = model.config
-    is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
-    if is_plain and "pooling" not in args.overrides():
-        config.pooling = "cls_mean"
-        model.reset_classifier(config.num_labels)
 
 
 @torch.no_grad()
