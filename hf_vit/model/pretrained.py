@@ -274,6 +274,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     # Single-task classes read only one head of a multi-task model.
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^heads\.", r"^uncertainty\."]
+    # Whether a training step may read stored features of frozen blocks instead of images.
+    supports_stored_features = True
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..data.augmentation.multi_task import MultiTaskDataset
 from ..model.task_multi_task import HfViTForMultiTask
-from ..options.library import options_of
+from ..options.library import conflicting_options, options_of
 from ..options.training_arguments import check_training
-from ..tasks.common.defaults import MIXED, PROBED_RATE, TUNED_RATE
+from ..tasks.common.defaults import PROBED_RATE, TUNED_RATE
 from ..tasks.common.defaults import choose as choose_hyperparameters
 from ..tasks.common.models import without_load_report
 from ..tasks.multi_task import MultiTask, MultiTaskData
@@ -111,7 +111,8 @@ def choose_options(run: Run) -> dict[str, dict[str, Any]]:
         found = choose_hyperparameters(table, facts, given, config, steps=steps, batch=args.images_per_step)
         config = found.pop("config_overrides", {})
         nested_options = {key: value for key, value in config.items() if isinstance(value, dict)}
-        allowed = options_of(type(options)).keys() - {*MIXED, *head}
+        kind = type(options)
+        allowed = options_of(kind).keys() - conflicting_options("cached_views", kind) - head.keys()
         chosen[name] = {key: value for key, value in found.items() if key in allowed}
         chosen[name]["config_overrides"] = {**(head.get("config_overrides") or {}), **nested_options}
     return chosen

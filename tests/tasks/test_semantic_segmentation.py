@@ -19,7 +19,7 @@ from hf_vit import (
     HfViTImageProcessor,
     evaluate,
 )
-from hf_vit.convert.model_card import read_warnings
+from hf_vit.convert.model_card import read_card_data
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
 from hf_vit.tasks.common.class_weights import choose_weights
 from hf_vit.tasks.common.models import load_model
@@ -104,7 +104,7 @@ def test_segmentation_starts_from_the_encoder_of_a_classifier(
     saved = save(source, tmp_path / "classifier")
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, *NO_CHANGE]
     train(TASK, scenes, tmp_path / "out", *options)
-    behind, failed, short = warnings = read_warnings(str(tmp_path / "out"))
+    behind, failed, short = warnings = read_card_data(str(tmp_path / "out")).get("warnings")
     assert "This model is behind most frequent class of each pixel in" in behind
     assert re.fullmatch(r"IoU is 0 for [12] of 3 classes: '.*'\.", failed)
     assert short == "3 steps are too few to train a new head. Set --max_steps 100, or increase --minutes."
