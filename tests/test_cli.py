@@ -199,7 +199,7 @@ MISTAKES = {
     "train image-classification photos --recipe cifar-10": "Unknown recipe 'cifar-10'. Did you mean cifar10",
     "train image-clasification photos": "no task 'image-clasification'. Did you mean image-classification",
     "train image-classification photos --help me": "--help me is not valid. Use --help for the most important options",
-    "train image-classification photos --learning_rate -1": "learning_rate=-1.0 must be at least 0",
+    "train image-classification photos --learning_rate -1": "learning_rate=-1.0 must be more than 0",
     "train image-classification photos --auto_augment wild": "invalid choice: 'wild'",
     "train image-classification photos --max_steps many": "invalid int value: 'many'",
     "evaluate saved photos --task x --lr 1": "Unknown option --lr",
