@@ -2,22 +2,31 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from hashlib import file_digest
 from itertools import count, filterfalse, takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from uuid import uuid4
 
 import psutil
+from transformers.utils import logging
 
+
+logger = logging.get_logger(__name__)
 
 LOCK_NAME = "training.lock"  # lock file that contains host and process of a running training run
 LOCK_TIMEOUT_SECONDS = 300.0  # age at which a lock file of another host is considered stale
+AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
+UNFINISHED = ".part"  # suffix of temporary files
+STALE_SECONDS = 86400.0  # age at which a temporary file is considered left over
 RECORD = ".hf_vit_outputs"  # file of checksums of written files, in the format of sha256sum
 
 
@@ -165,15 +174,26 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
 def record_outputs(files: Iterable[Path]) -> None:
     """Store the checksums of written files in `RECORD`. A later run with `overwrite` may replace these files."""
     for file in files:
-        with (file.parent / RECORD).open("a", encoding="utf-8") as record:
-            record.write(f"{_checksum(file)}  {file.name}\n")
+        _record(file, file.name)
+
+
+def _record(file: Path, name: str) -> None:
+    with (file.parent / RECORD).open("a", encoding="utf-8") as record:
+        record.write(f"{_checksum(file)}  {name}\n")
+
+
+def find_intact(folder: Path, names: Iterable[str]) -> set[str]:
+    """Return those names of files in a folder whose content matches its checksum in `RECORD`."""
+    record = folder / RECORD
+    known = set(record.read_text(encoding="utf-8").splitlines()) if record.is_file() else set()
+    files = [file for name in names if known and (file := folder / name).is_file()]
+    with ThreadPoolExecutor() as threads:
+        checksums = threads.map(_checksum, files)
+        return {file.name for file, own in zip(files, checksums, strict=True) if f"{own}  {file.name}" in known}
 
 
 def _is_recorded(file: Path) -> bool:
-    record = file.parent / RECORD
-    if file.is_symlink() or not file.is_file() or not record.is_file():
-        return False
-    return f"{_checksum(file)}  {file.name}" in record.read_text(encoding="utf-8").splitlines()
+    return not file.is_symlink() and bool(find_intact(file.parent, [file.name]))
 
 
 def _checksum(file: Path) -> str:
@@ -181,17 +201,40 @@ def _checksum(file: Path) -> str:
         return file_digest(stream, "sha256").hexdigest()
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write a text file atomically: after a crash, the file has either the old or the complete new content."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+@contextmanager
+def replaced_file(file: Path) -> Iterator[Path]:
+    """Yield a temporary file that only this process writes. On exit it replaces `file`, unless an error is raised."""
+    unfinished = file.with_name(f".{file.name}.{uuid4().hex}{UNFINISHED}")
     try:
-        with unfinished.open("w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield unfinished
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def recorded_file(file: Path) -> Iterator[Path]:
+    """Same as `replaced_file`, but also store the checksum in `RECORD`, and log a warning if `file` is damaged."""
+    if file.is_file() and not _is_recorded(file):
+        logger.warning("%s does not match its checksum in %s and is computed again.", file, RECORD)
+    with replaced_file(file) as unfinished:
+        yield unfinished
+        _record(unfinished, file.name)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed more than `STALE_SECONDS` ago."""
+    for file in folder.glob(f".*{UNFINISHED}"):
+        if file_age_seconds(file) > STALE_SECONDS:
+            file.unlink(missing_ok=True)
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a text file atomically: after a crash, the file has either the old or the complete new content."""
+    with replaced_file(file) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     flush_folder(file.parent)
 
 
@@ -203,3 +246,11 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def file_name(source: str) -> str:
+    """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
+    file = Path(source).expanduser()
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # a local path, or a name on the Hub
+    is_part = place.name == AVERAGE_FOLDER or place.name.startswith("checkpoint-")
+    return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)

@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments, set_seed
 from transformers.models.vit import ViTConfig, ViTForImageClassification
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, runs, tasks, training
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.evaluation.classification import majority_baseline
 
@@ -110,11 +110,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     trainer.save_model()
     majority = majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
-    info = training.TrainingInfo.from_trainer(
+    info = runs.TrainingInfo.from_trainer(
         trainer,
         model_name="A small ViT on handwritten digits",
         task="image-classification",
-        usage=training.ImageClassification.usage,
+        usage=tasks.ImageClassification.usage,
         data=data.DIGITS_INFO,
         metrics={"accuracy": score},
         baselines={"most frequent digit": majority},
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
         limits="It was trained on single upright digits, light on dark, and predicts a digit for every image.",
         pictures={"Predictions": "predictions.png"},
     )
-    training.write_model_card(recipe.output_dir, info)
+    runs.write_model_card(recipe.output_dir, info)
     predict_in_fresh_process(Path(recipe.output_dir).resolve(), splits["test"])
 
 

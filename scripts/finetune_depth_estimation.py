@@ -29,8 +29,8 @@ from hf_vit.data import (
     load_depth_estimation,
 )
 from hf_vit.evaluation.depth import DepthMetric
+from hf_vit.tasks.depth_estimation import DepthEvaluator
 from hf_vit.training import EvaluatorTrainer, TrainerArguments, whole_image_processor
-from hf_vit.training.tasks.depth_estimation import DepthEvaluator
 
 
 @dataclass

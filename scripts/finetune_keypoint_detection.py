@@ -30,8 +30,8 @@ from hf_vit.data import (
 )
 from hf_vit.data.datasets import KeypointData
 from hf_vit.evaluation.keypoints import KeypointMetric
+from hf_vit.tasks.keypoint_detection import KeypointEvaluator
 from hf_vit.training import EvaluatorTrainer, TrainerArguments
-from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 
 @dataclass

@@ -30,8 +30,8 @@ from hf_vit.data import (
     load_object_detection,
 )
 from hf_vit.evaluation.detection import DetectionMetric
+from hf_vit.tasks.object_detection import DetectionEvaluator
 from hf_vit.training import EvaluatorTrainer, TrainerArguments
-from hf_vit.training.tasks.object_detection import DetectionEvaluator
 
 
 @dataclass

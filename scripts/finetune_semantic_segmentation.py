@@ -31,8 +31,8 @@ from hf_vit.data import (
     load_semantic_segmentation,
 )
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
+from hf_vit.tasks.semantic_segmentation import SemanticEvaluator
 from hf_vit.training import EvaluatorTrainer, TrainerArguments, whole_image_processor
-from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
 
 @dataclass

@@ -25,8 +25,8 @@ from hf_vit.data.augmentation.classification import cropped_example_augmentation
 from hf_vit.data.collators import MaskedImageModelingCollator, draw_mask_seed, masked_image_target
 from hf_vit.evaluation.features import NeighborAccuracy
 from hf_vit.model.configuration_hf_vit import to_pair
+from hf_vit.tasks.masked_image_modeling import MaskedImageEvaluator
 from hf_vit.training import EvaluatorTrainer, TrainerArguments
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageEvaluator
 
 
 @dataclass

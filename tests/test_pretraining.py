@@ -13,7 +13,8 @@ from transformers import AutoModelForImageClassification
 import hf_vit
 from hf_vit import cli, pretrain, pretraining
 from hf_vit.pretraining import PretrainingResult
-from hf_vit.training.planning import budget, keep_budget, plan
+from hf_vit.runs.plan import budget, plan
+from hf_vit.training.callbacks import progress
 
 from .helpers.datasets import write_class_folders
 
@@ -158,7 +159,7 @@ def test_pretraining_writes_models_and_a_recommendation(tmp_path: Path, monkeypa
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     # The time budget of three seconds is too short for 20 steps of each training run.
-    for module in (plan, keep_budget):
+    for module in (plan, progress):
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
     monkeypatch.setattr(budget, "LEAST_TIMED", 1)
     said: list[str] = []

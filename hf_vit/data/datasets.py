@@ -138,6 +138,21 @@ def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Division:
+    """Division of the images of a training run into images for training, for choices and for the reported scores.
+
+    Args:
+        train_val_split: Share of the training images that is held out if there is no validation split.
+        validation_as_test: Whether the scores of the validation split are reported as those of the test split.
+        holds_out: Whether the validation images were held out of the training images.
+    """
+
+    train_val_split: float | None = None
+    validation_as_test: bool | None = None
+    holds_out: bool = False
+
+
+@dataclass(frozen=True)
 class TargetData:
     """A dataset of images and targets, loaded from any supported format.
 
@@ -152,6 +167,7 @@ class TargetData:
         notes: Sentences for the model card about problems that were found and corrected while loading the data.
         stream: Stream of the training images, if they are read during training. It has the same columns as
             `splits`, with encoded images.
+        division: Division of the images into splits.
     """
 
     splits: DatasetDict
@@ -160,6 +176,21 @@ class TargetData:
     thing_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     stream: IterableDataset | None = field(default=None, kw_only=True)
+    division: Division = field(default=Division(), kw_only=True)
+
+    @property
+    def evaluated_split(self) -> str:
+        """Split of the final evaluation: the first existing one of "test", "validation" and "train"."""
+        return next(name for name in ("test", "validation", "train") if name in self.splits)
+
+    @property
+    def num_train(self) -> int:
+        """Number of training images; for a stream, the number of images that are read in advance."""
+        return len(self.splits["train"])
+
+    def count_evaluated(self, split: str) -> int:
+        """Return the number of images that an evaluation of a split reads."""
+        return len(self.splits[split])
 
     def examples(self, split: str) -> TargetDataset:
         """Return the dataset of a split, whose images and targets are read on access."""

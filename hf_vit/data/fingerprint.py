@@ -1,14 +1,16 @@
 """Fingerprint of a dataset, to check that a resumed training run uses the data that it started with."""
 
 import hashlib
+import inspect
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Image
 from torch import nn
+from transformers import PreTrainedModel
 
 
 CHUNK_SIZE = 64
 MAX_HASHED_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
 THREADS = 8
+NOT_IN_OUTPUTS = ("_name_or_path", "auto_map", "transformers_version")  # fields of a configuration without effect
 FEATURE_FOLDER = "hf_vit_features"  # subfolder of the `datasets` cache for image features
 
 
@@ -118,7 +122,7 @@ def _contents(rows: Dataset, indices: Sequence[int]) -> Iterator[str]:
             yield from threads.map(_checksum, chain.from_iterable(zip(*batch.values(), strict=True)))
 
 
-def _checksum(image: dict[str, Any] | None) -> str:
+def _checksum(image: Mapping[str, Any] | None) -> str:
     if image is None:
         return ""
     if image["bytes"] is not None:
@@ -128,6 +132,21 @@ def _checksum(image: dict[str, Any] | None) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+def image_state(image: Mapping[str, Any] | None) -> tuple[object, ...]:
+    """Return what identifies an image, given as a cell of type `datasets.Image(decode=False)`.
+
+    This is the checksum of its content if the cell contains the content, and otherwise its path with the size in bytes
+    and the modification time in nanoseconds of the file, if it exists on disk.
+    """
+    if image is None or image["bytes"] is not None:
+        return (_checksum(image),)
+    try:
+        stat = os.stat(image["path"])
+    except (OSError, TypeError, ValueError):  # the path is a URL, or missing
+        return (image["path"],)
+    return image["path"], stat.st_size, stat.st_mtime_ns
 
 
 def _digest(texts: Iterable[str]) -> str:
@@ -155,3 +174,28 @@ def digest_weights(model: nn.Module) -> str:
             weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
         )
     )
+
+
+def digest_model(model: PreTrainedModel, *processors: Any) -> dict[str, str]:
+    """Return digests of everything that determines the outputs of a model.
+
+    Args:
+        model: The model.
+        *processors: Image processor, tokenizer, or other objects with a method `save_pretrained`.
+
+    Returns:
+        Digests by name: `weights`, `config`, `image_processor` (saved settings of all processors), and `code` (source
+        files of the model and of the processors).
+    """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in NOT_IN_OUTPUTS}
+    folders = dict.fromkeys(Path(inspect.getfile(type(part))).parent for part in (model, *processors))
+    with TemporaryDirectory() as folder:
+        for processor in processors:
+            processor.save_pretrained(folder)
+        saved = [file.read_bytes() for file in sorted(Path(folder).iterdir()) if file.suffix != ".py"]
+    return {
+        "weights": digest_weights(model),
+        "config": digest([json.dumps(config, default=str, sort_keys=True)]),
+        "image_processor": digest(saved),
+        "code": digest(file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))),
+    }

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from datasets import Features
 from datasets.arrow_writer import ParquetWriter
 
-from ..outputs import write_atomically
+from ..outputs import find_intact, recorded_file, remove_unfinished, write_atomically
 from .formats.files import joined
 
 
@@ -54,7 +54,7 @@ def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardSettings:
     """Settings that determine the rows of a folder.
 
@@ -66,8 +66,10 @@ class ShardSettings:
     model: str  # name or path of the model
     dataset: str  # names or paths of the images
     weights: str  # hash of the model weights
-    image_processor: str  # hash of the image processor settings
-    files: str  # hash of the image files
+    image_processor: str  # hash of the settings of image processor and tokenizer
+    config: str = ""  # hash of the model configuration
+    code: str = ""  # hash of the source files of model, image processor and tokenizer
+    files: str  # hash of the paths, sizes and modification times of image files, and of images in tables
     images: dict[str, int]  # number of images of each split
     rows_per_shard: int  # number of images per file; the last file of a split may have fewer
 
@@ -77,14 +79,16 @@ class ShardSettings:
         return f"{cls.content}.json"
 
     def start(self, folder: Path, state: PartialState) -> list[Shard]:
-        """Writes the settings to a folder, and returns the missing shards that this process must write.
+        """Writes the settings to a folder, and returns the missing and damaged shards that this process must write.
 
         Raises `ValueError` if the folder contains rows with other settings, or files that are not rows.
         """
         with state.main_process_first():
             self._check_or_save(folder)
+        remove_unfinished(folder)
         shards = plan_shards(self.images, self.rows_per_shard)
-        missing = [shard for shard in shards if not (folder / shard.name).is_file()]
+        intact = find_intact(folder, [shard.name for shard in shards])
+        missing = [shard for shard in shards if shard.name not in intact]
         state.wait_for_everyone()  # No process may write files before all processes have listed the missing files.
         return missing[state.process_index :: state.num_processes]
 
@@ -108,13 +112,15 @@ class ShardSettings:
 
 
 def write_shard(file: Path, rows: Iterable[Mapping[str, Any]], columns: Features, batch_size: int) -> None:
-    """Writes rows, with a value or None for each column, to a parquet file that has a temporary name until complete.
+    """Writes rows, with a value or None for each column, to a parquet file, and records its checksum.
 
-    Rows are written while they are read, and at most `batch_size` rows are held in memory.
+    The file has a temporary name until it is complete. Rows are written while they are read, and at most `batch_size`
+    rows are held in memory.
     """
-    unfinished = file.with_suffix(".part")
-    with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=batch_size) as writer:
+    with (
+        recorded_file(file) as unfinished,
+        ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=batch_size) as writer,
+    ):
         for row in rows:
             writer.write({name: row[name] for name in columns})
         writer.finalize()
-    unfinished.replace(file)

@@ -15,12 +15,17 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
+from ..data.formats.files import joined
 from ..model.calibration import HfViTCalibrationConfig
 
 
+CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a setting of a trained model
 # Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
 # 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
+# An evaluation names classes with a score below `ZERO`, and objects if a smaller share than `LEAST_FOUND` is found.
+# `USUAL_THRESHOLD` is the score threshold of objects if none has been chosen.
+ZERO, LEAST_FOUND, USUAL_THRESHOLD = 0.0005, 0.5, 0.5
 
 
 class Threshold(NamedTuple):
@@ -117,6 +122,17 @@ class StreamedMetric(ABC):
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return a dict of scores for each class or keypoint; empty for metrics without classes."""
         return {}
+
+    def score_classes(self, name: str) -> dict[str, float]:
+        """Return the score `name` of each class or keypoint, NaN without data; empty for metrics without classes."""
+        return {part: scores[name] for part, scores in self.per_class().items() if name in scores}
+
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, of predictions with a score above the threshold, and of matches.
+
+        They are 0 for metrics that do not match predictions with objects.
+        """
+        return 0, 0, 0
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best quality on all images added so far.
@@ -226,12 +242,27 @@ class BaseEvaluator(ABC):
         """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
 
+    def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
+        """Return a fitted calibration with values that depend on calibrated scores and on the chosen threshold."""
+        return calibration
+
     def calibration_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return logits and labels of the last evaluation for `fit_scaling`, or None if the task is not calibrated.
 
         With `predicts_errors`, return expected and true errors. If the model is calibrated, so are logits and errors.
         """
         return None
+
+    def find_failures(self) -> list[str]:
+        """Return sentences about classes whose score is 0 in the last evaluation, and about objects not found."""
+        scores = self.metric.score_classes(self.class_score.lower())
+        failed = [name for name, score in scores.items() if abs(score) < ZERO]
+        classes = f"{self.class_score} is 0 for {len(failed)} of {len(scores)} {self.parts}: {joined(failed)}."
+        threshold = USUAL_THRESHOLD if self.threshold is None else self.threshold
+        objects, given, matches = self.metric.count_objects(threshold)
+        missed = f"Only {matches:,} of {objects:,} objects are found"
+        missed += f" (score threshold {threshold:g}, predictions above it: {given:,})."
+        return [classes] * bool(failed) + [missed] * (matches < LEAST_FOUND * objects)
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""

@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without paddi
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -22,18 +23,20 @@ from transformers.utils import logging
 from ..convert import load_image_processor
 from ..data import load_unlabeled_images
 from ..data.checks import check_output_outside_data
-from ..data.fingerprint import digest, digest_weights, fingerprint
-from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.fingerprint import digest, digest_model, image_state
+from ..data.loaders.unlabeled_images import CLASS, class_names_of
 from ..data.shards import open_processes, write_shard
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
+from ..options.recipe import with_recipe
+from ..options.resolve import build
 from ..outputs import check_writable
-from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
-from ..training.models import load_with_info, without_load_report
-from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
+from ..tasks.common.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
+from ..tasks.common.models import load_with_info, without_load_report
+from ..tasks.unlabeled import RAW_SIZE, raw_pixels
 from .files import FeatureSettings, FeatureSplit
 
 
@@ -194,9 +197,9 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
         ValueError: if the type of model is not supported, or the model does not provide the features.
     """
     with without_load_report():  # The weights of the head are ignored on purpose and need not be reported as unused.
-        model, info = load_with_info(HfViTModel, name_or_path, {})
-    # Features do not use pooling layers, so the weights of pooling layers may be missing.
-    check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
+        # Features do not use pooling layers, whose weights are missing in models of dense tasks.
+        model, info = load_with_info(HfViTModel, name_or_path, {"add_pooling_layer": False})
+    check_trained(model, name_or_path, info["missing_keys"])
     processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
     return ImageEncoder(model.float().to(device), processor, features)
 
@@ -204,6 +207,7 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
 class ReadImage(NamedTuple):
     """A decoded image, or the reason why it cannot be read."""
 
+    number: int  # number of the image in its split
     file: str
     label: str | None  # class name, None if unknown
     pixels: Tensor | None  # (C, H, W) uint8 or float32; None if the image cannot be read
@@ -211,32 +215,43 @@ class ReadImage(NamedTuple):
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Dataset of the decoded images of a split, with the number of channels that the image processor expects."""
+    """Dataset of decoded images of a split, with the number of channels that the image processor expects."""
 
-    def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
-        self.rows = rows.cast_column("image", Image(decode=False))
-        self.processor = processor
-        self.names = rows.features[CLASS].names if CLASS in rows.features else None
+    def __init__(self, rows: Dataset, numbers: range, processor: BaseImageProcessor) -> None:
+        self.rows, self.numbers = rows.cast_column("image", Image(decode=False)), numbers
+        self.processor, self.labels = processor, class_names_of(rows.select(numbers))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> ReadImage:
-        row = self.rows[index]
-        number = row.get(CLASS, NO_CLASS)
-        label = None if self.names is None or number == NO_CLASS else self.names[number]
+        number = self.numbers[index]
+        row = self.rows[number]
+        known = number, row["file"], self.labels[index]
         try:
             image = decode_image(BytesIO(encoded_bytes(row["image"], "image")), "it")
-            return ReadImage(row["file"], label, self.processor.process_image(image))
+            return ReadImage(*known, self.processor.process_image(image))
         except (OSError, TypeError, ValueError) as error:
-            return ReadImage(row["file"], label, None, str(error))
+            return ReadImage(*known, None, str(error))
+
+
+def extract_from_options(values: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, int]:
+    """Calls `extract_features` with option values by name, and reports the result on the first process."""
+    (args,) = build((ExtractionArguments,), with_recipe(values))
+    images = extract_features(args)
+    if PartialState().is_main_process:
+        sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
+        report(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
+    PartialState().destroy_process_group()  # Without this call, processes can abort at exit.
+    return images
 
 
 def extract_features(args: ExtractionArguments, splits: DatasetDict | None = None) -> dict[str, int]:
     """Writes the features of images to parquet files with `rows_per_shard` images each.
 
-    Files that do not exist yet are distributed among processes, see `hf_vit/data/shards.py`. The columns are `file`,
-    `label` (if classes are known), and one per feature, see `ImageEncoder.columns`.
+    Missing and damaged files are distributed among processes, see `hf_vit/data/shards.py`. The columns are `number`
+    (of the image in its split), `file`, `label` (if classes are known), and one per feature, see
+    `ImageEncoder.columns`.
 
     Args:
         args: Options of the extraction.
@@ -257,9 +272,9 @@ def extract_features(args: ExtractionArguments, splits: DatasetDict | None = Non
     settings = FeatureSettings(
         model=args.model_name_or_path,
         dataset=",".join(args.sources),
-        weights=digest_weights(encoder.model),
-        image_processor=digest([encoder.processor.to_json_string()]),
-        files=digest(json.dumps(fingerprint(split.select_columns(["image", "file"]))) for split in splits.values()),
+        **digest_model(encoder.model, encoder.processor),
+        files=digest(_image_states(splits)),
+        labels=digest(json.dumps(class_names_of(split)) for split in splits.values()),
         images={name: len(split) for name, split in splits.items()},
         features=list(args.features),
         dtype=args.dtype,
@@ -271,11 +286,19 @@ def extract_features(args: ExtractionArguments, splits: DatasetDict | None = Non
     with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
         for shard in own:
             split = splits[shard.split]
-            columns = {"file": Value("string"), **({"label": Value("string")} if CLASS in split.features else {})}
-            images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
+            columns = {"number": Value("int64"), "file": Value("string")}
+            columns |= {"label": Value("string")} if CLASS in split.features else {}
+            images = ImageReader(split, range(shard.start, shard.stop), encoder.processor)
             rows = _feature_rows(images, encoder, args, bar.update)
             write_shard(folder / shard.name, rows, Features(columns | encoder.columns(args.dtype)), args.batch_size)
     return settings.images
+
+
+def _image_states(splits: DatasetDict) -> Iterator[str]:
+    """Yields the name of each image and what identifies it, see `image_state`."""
+    for split in splits.values():
+        for batch in split.select_columns(["image", "file"]).cast_column("image", Image(decode=False)).iter(1000):
+            yield from (f"{file} {image_state(image)}\n" for image, file in zip(*batch.values(), strict=True))
 
 
 def _feature_rows(
@@ -296,9 +319,9 @@ def _feature_rows(
                     "unreadable images with --skip_unreadable true."
                 )
         features = encoder(pixels) if pixels else {}
-        for number, image in enumerate(readable):
-            vectors = {name: _rounded(of[number], name, args.dtype) for name, of in features.items()}
-            yield {"file": image.file, "label": image.label, **vectors}
+        for place, image in enumerate(readable):
+            vectors = {name: _rounded(of[place], name, args.dtype) for name, of in features.items()}
+            yield {"number": image.number, "file": image.file, "label": image.label, **vectors}
         count(len(batch))
 
 
@@ -323,12 +346,13 @@ def extract_all(splits: DatasetDict, data: str, model: str, folder: Path, **opti
         skip_unreadable=True,
         **options,
     )
-    extract_features(arguments, splits)
+    # Without labels, the features are still valid after a label was corrected.
+    extract_features(arguments, splits.select_columns(["image", "file"]))
     vectors = []
     for name, rows in splits.items():
         split = FeatureSplit(folder, name, FeatureSettings.read(folder))
         known = split.read("mean")
         own = np.full((len(rows), known.shape[1]), np.nan, np.float32)
-        own[np.isin(rows["file"][:], split.column("file").to_pylist())] = known  # unreadable images have no features
+        own[split.column("number").to_numpy()] = known  # unreadable images have no features
         vectors.append(own)
     return np.concatenate(vectors)

@@ -14,21 +14,24 @@ from torch import Tensor
 
 from ..data.formats.files import SPLITS, joined
 from ..data.shards import ShardSettings, plan_shards
+from ..outputs import RECORD, find_intact
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FeatureSettings(ShardSettings):
     """Settings that determine features.
 
     Args:
         features: Names of the features.
         dtype: Data type of the features.
+        labels: Hash of the class names of all images.
     """
 
     content = "features"
 
     features: list[str]
     dtype: str
+    labels: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> "FeatureSettings":
@@ -94,10 +97,11 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
             "feature folder of the training images, followed by the feature folder of the test images."
         )
     split = FeatureSplit(folder, name, settings)
-    if missing := [file.name for file in split.files if not file.is_file()]:
+    intact = find_intact(folder, [file.name for file in split.files])
+    if missing := [file.name for file in split.files if file.name not in intact]:
         raise ValueError(
-            f"{len(missing)} of {len(split.files)} files are missing in {folder}: {joined(missing)}. Run "
-            "hf-vit features extract again with the same options to complete them."
+            f"{len(missing)} of {len(split.files)} files in {folder} are missing, or do not match their checksums in "
+            f"{RECORD}: {joined(missing)}. Run hf-vit features extract again with the same options to compute them."
         )
     if "label" not in pq.read_schema(split.files[0]).names:
         raise ValueError(
@@ -123,7 +127,7 @@ def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureS
     train = open_split(folders[0], ["train"])
     others = SPLITS[::-1] if len(folders) == 2 else SPLITS[:0:-1]  # "test" is tried first
     test = open_split(folders[-1], others)
-    for name in ("weights", "image_processor"):
+    for name in ("weights", "image_processor", "config"):
         if vars(train.settings)[name] != vars(test.settings)[name]:
             raise ValueError(
                 f"Training and test features come from two models, {train.settings.model} and {test.settings.model}, "

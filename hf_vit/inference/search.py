@@ -1,6 +1,5 @@
 """Search images by text. Image features are stored in an index that later searches reuse."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +13,11 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..convert import load_processor
-from ..data.fingerprint import FEATURE_FOLDER, digest, digest_weights
+from ..data.fingerprint import FEATURE_FOLDER, digest, digest_model
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ..options.field import COUNT
-from ..outputs import check_outputs
+from ..outputs import check_outputs, find_intact, recorded_file
 from ..visualize.figures import draw_label_tile
 from .predict import check_places, list_pages, save_pages
 from .sources import Source, find_sources
@@ -28,16 +27,16 @@ logger = logging.get_logger(__name__)
 
 
 def search_images(
-    model: str,
-    inputs: Path,
+    model: str | Path,
+    inputs: str | Path,
     text: str,
     *,
     top_k: Annotated[int, COUNT] = 20,
     batch_size: Annotated[int, COUNT] = 16,
-    picture: Path | None = None,
+    picture: str | Path | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rank images by their similarity to a text.
+    """Rank images by their similarity to a text. Equivalent to `hf-vit search`.
 
     The features of images are stored in the cache folder of `datasets`. The key is the content of the image file and
     the model, so later searches encode only new or changed images.
@@ -58,8 +57,9 @@ def search_images(
         OSError: if there is no such model or file.
         ValueError: if there are no images, or the model does not compare images with texts.
     """
+    model, picture = str(model), None if picture is None else Path(picture)
     check_places(None, picture)
-    sources = list(find_sources([inputs]))
+    sources = list(find_sources([str(inputs)]))
     pages = list_pages(picture, min(len(sources), top_k))
     check_outputs(pages, [Path(source.file) for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()
@@ -98,9 +98,9 @@ def index_images(
 
     Features are read from the index. Features that are not in the index are computed and added to it.
     """
-    key = digest([digest_weights(model), processor.to_json_string()])
+    key = digest(digest_model(model, processor).values())
     file = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER / f"search-{key}.safetensors"
-    known: dict[str, np.ndarray] = load_file(file) if file.is_file() else {}
+    known: dict[str, np.ndarray] = load_file(file) if find_intact(file.parent, [file.name]) else {}
     contents = [(source, name) for source in sources if (name := name_of_content(source)) is not None]
     missing = list({name: source for source, name in contents if name not in known}.items())
     broken = set[str]()
@@ -117,9 +117,8 @@ def index_images(
             progress.update(len(batch))
     if missing:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        save_file(known, part)
-        part.replace(file)
+        with recorded_file(file) as unfinished:
+            save_file(known, unfinished)
     found = [(source, name) for source, name in contents if name not in broken]
     if not found:
         raise ValueError("None of the images can be read. The warnings name the reason for each file.")

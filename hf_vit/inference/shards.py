@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Features, Image, Value
 from transformers.utils import logging
 
-from ..data.fingerprint import digest, digest_weights
+from ..data.fingerprint import digest_model
 from ..data.shards import ShardSettings, open_processes, write_shard
 from .predictor import Predictor
 from .sources import Source, digest_sources, find_sources
@@ -21,7 +21,7 @@ logger = logging.get_logger(__name__)
 ROWS_IN_MEMORY = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictionSettings(ShardSettings):
     """Settings that determine predictions."""
 
@@ -41,12 +41,11 @@ def write_prediction_shards(
         For each file that this process has written, its path as `written`, and its numbers of rows and errors.
     """
     # The images are listed twice, so that no list is held in memory.
-    count, files = digest_sources(find_sources(inputs, has_videos=True))
+    pipe, (count, files) = predictor.pipe, digest_sources(find_sources(inputs, has_videos=True))
     settings = PredictionSettings(
         model=model,
         dataset=",".join(inputs),
-        weights=digest_weights(predictor.pipe.model),
-        image_processor=digest([str(predictor.pipe.image_processor)]),
+        **digest_model(pipe.model, *filter(None, (pipe.image_processor, pipe.tokenizer))),
         files=files,
         images={"predictions": count},
         rows_per_shard=rows_per_shard,

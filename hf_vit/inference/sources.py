@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ..data import load_unlabeled_images
+from ..data.fingerprint import image_state
 from ..data.formats.columns import TABLE_SUFFIXES
 from ..data.formats.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
 from ..data.formats.stored import TAR_SUFFIXES
@@ -156,12 +157,12 @@ def name_outputs(files: Sequence[str | Path]) -> list[str]:
 
 
 def digest_sources(sources: Iterable[Source]) -> tuple[int, str]:
-    """Returns the number of sources, and a hash of the names, sizes and modification times of their files."""
+    """Returns the number of sources, and a hash of their names and of what identifies them, see `image_state`."""
     content, count = sha256(), 0
     for count, source in enumerate(sources, start=1):  # noqa: B007
-        stat = os.stat(source.file) if source.rows is None and os.path.isfile(source.file) else None
-        state = (source.file, source.number, stat and (stat.st_size, stat.st_mtime_ns))
-        content.update(f"{state}\n".encode(errors="surrogateescape"))
+        file = {"path": source.file, "bytes": None}
+        state = image_state(file if source.rows is None else source.rows[source.number]["image"])
+        content.update(f"{source.file} {state}\n".encode(errors="surrogateescape"))
     return count, content.hexdigest()
 
 

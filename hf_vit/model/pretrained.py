@@ -154,8 +154,19 @@ def choose_head(
 
 
 @contextmanager
-def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager that converts errors about damaged weight files to an `OSError` that names the checkpoint."""
+def naming_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Context manager within which errors about damaged weight files and the load report name the checkpoint.
+
+    The load report of transformers names only files that transformers opens, and prints None for a converted
+    checkpoint.
+    """
+
+    def name(record: Any) -> bool:
+        record.msg = str(record.msg).replace("from: None\n", f"from: {name_or_path or 'the given weights'}\n")
+        return True
+
+    reporting = logging.get_logger("transformers.modeling_utils")
+    reporting.addFilter(name)
     try:
         yield
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -163,6 +174,8 @@ def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> It
             f"The weights (*.safetensors) in {str(name_or_path)!r}, or their index, are cut off or damaged: {error}. "
             "Download or save them again."
         ) from error
+    finally:
+        reporting.removeFilter(name)
 
 
 def check_weights(
@@ -261,6 +274,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     # Single-task classes read only one head of a multi-task model.
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^heads\.", r"^uncertainty\."]
+    # Whether a training step may read stored features of frozen blocks instead of images.
+    supports_stored_features = True
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -400,7 +415,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         # transformers ignores mismatched shapes; `check_weights` below reports them with the names of the weights.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):
+        with pausing_garbage_collection(), naming_checkpoint(pretrained_model_name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
+
+T = TypeVar("T")
 
 # Error messages for options of other libraries that have no equivalent in hf_vit
 ANSWERS = {
@@ -25,6 +28,15 @@ FOLDERS = (
     PACKAGE.parent / "scripts" / "recipes",
 )  # folders of recipes in an installed package and in a Git checkout
 SUFFIXES = {".yaml", ".yml", ".json"}
+
+
+def with_underscores(values: Mapping[Any, T]) -> dict[str, T]:
+    """Replace hyphens in names by underscores; raise `ValueError` if two names become equal."""
+    names: dict[str, Any] = {}
+    for name in values:
+        if (other := names.setdefault(str(name).replace("-", "_"), name)) != name:
+            raise ValueError(f"{other!r} and {name!r} are the same name. Remove or rename one of them.")
+    return dict(zip(names, values.values(), strict=True))
 
 
 def unknown_option(name: str, synonyms: Mapping[str, str], prefix: str = "--") -> str:

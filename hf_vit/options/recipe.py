@@ -10,7 +10,7 @@ import yaml
 from transformers.utils import logging
 
 from .library import options_of
-from .names import find_recipe
+from .names import find_recipe, with_underscores
 
 
 logger = logging.get_logger(__name__)
@@ -19,7 +19,19 @@ RECIPE_HEADING = "# Options of a training run, written by hf_vit.\n"
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML loader that reads scalars as in YAML 1.2: `no` is a string, and `1e-3` is a number."""
+    """YAML loader that reads scalars as in YAML 1.2: `no` is a string, and `1e-3` is a number.
+
+    A key that occurs twice in a mapping raises `ValueError`. By default, PyYAML would keep its last value.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the content of a mapping."""
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                line = key.start_mark.line + 1
+                raise ValueError(f"line {line}: the key {key.value!r} occurs twice. Remove or rename one of them.")
+        return super().construct_mapping(node, deep)
 
 
 RecipeLoader.yaml_implicit_resolvers = {
@@ -37,9 +49,11 @@ def read_recipe(file: Path) -> dict[str, Any]:
         content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is a subset of YAML
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is neither YAML nor JSON: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}, {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must contain a mapping, with lines such as 'learning_rate: 0.001'.")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    return with_underscores(content)
 
 
 def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,9 +67,15 @@ def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         OSError: if the file cannot be read.
         ValueError: if no recipe has this name, or the file is not a mapping.
     """
-    given = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
+    given = with_underscores({name: value for name, value in values.items() if value is not None})
     recipe = given.pop("recipe", None)
-    return given if recipe is None else {**read_recipe(find_recipe(str(recipe))), **given}
+    if recipe is None:
+        return given
+    file = find_recipe(str(recipe))
+    values = read_recipe(file)
+    if "recorded_schedule" in values:
+        values["recorded_schedule"] = str(file.parent / values["recorded_schedule"])
+    return {**values, **given}
 
 
 def savable_values(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:

@@ -6,15 +6,12 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 from torch.serialization import register_package
-from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import (
@@ -29,7 +26,6 @@ from ..outputs import flush_folder, write_atomically
 
 
 logger = logging.get_logger(__name__)
-T = TypeVar("T")
 CONDITIONS = "conditions.json"  # file with the training options and data of the run, written before all other files
 CHECKSUMS = "SHA256SUMS"
 THREADS = 4  # number of threads that read files in parallel
@@ -42,24 +38,6 @@ def restore_on_cpu(storage: Any, location: str) -> Any:
 
 # transformers 5.17 loads the optimizer state of multi-process CPU runs to "cpu:0", which torch 2.9 does not support.
 register_package(100, lambda storage: None, restore_on_cpu)
-
-
-def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
-    """Run `work` on the first process and return its result on all processes.
-
-    If `work` raises `ValueError` or `OSError`, the error is raised on all processes.
-    """
-    outcome: list[Any] = [None, None]
-    if args.process_index == 0:
-        try:
-            outcome[0] = work()
-        except (ValueError, OSError) as error:
-            outcome[1] = error
-    broadcast_object_list(outcome)
-    result, raised = outcome
-    if raised is not None:
-        raise raised
-    return result
 
 
 def checkpoints_in(output_dir: str | os.PathLike[str]) -> dict[int, Path]:

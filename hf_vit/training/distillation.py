@@ -8,10 +8,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +23,13 @@ from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.shared import to_float32_or_higher
 from ..model.task_image_classification import HfViTForImageClassification, classification_loss
-from ..options.field import POSITIVE, SHARE, option
-from ..options.resolve import Options
+from ..tasks.common.distillation_arguments import ALPHA, TEMPERATURE, DistillationArguments
+from ..tasks.common.models import names_of
 from .callbacks.state import StatefulCallback
-from .models import names_of
 from .teacher import Teacher, make_teacher, match_classes, open_teacher
 
 
-ALPHA = 0.5  # default weight of the teacher's losses
 PROJECTION_NAME = "distillation.safetensors"  # checkpoint file with the projection, which is not part of the student
-TEMPERATURE = 3.0
-teacher_option = partial(option, group="Teacher")
 
 
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -115,6 +109,10 @@ class Distillation(StatefulCallback, ABC):
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
+
+    def start_step(self, num_images: Tensor) -> None:
+        """Set the number of images of the current step on all processes."""
+        self.num_images = num_images
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
@@ -321,54 +319,6 @@ class FeatureDistillation(Distillation):
         if theirs.cls is not None and student.config.use_cls_token:
             parts["cls_feature"] = cosine_loss(tokens[:, :1], theirs.cls[:, None])
         return outputs.loss, parts
-
-
-@dataclass
-class DistillationArguments(Options):
-    """Options of distillation."""
-
-    teacher: str | None = teacher_option(
-        None, "Trained model of any library from which the model also learns: a folder, or a name on the Hub."
-    )
-    distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
-        None,
-        "Targets from the teacher: predicted classes (hard) or probabilities (soft), both with a distillation "
-        "token and for image classification only; or features. By default hard for classifiers, else features.",
-    )
-    distillation_alpha: float | None = teacher_option(
-        None, f"Weight of the targets from the teacher in the loss; {ALPHA} by default.", SHARE
-    )
-    distillation_temperature: float | None = teacher_option(
-        None,
-        f"Temperature that divides all logits, for --distillation_type soft; {TEMPERATURE:g} by default.",
-        POSITIVE,
-    )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = teacher_option(
-        None, "Precision of the teacher; float32 by default."
-    )
-    teacher_trust_remote_code: bool = teacher_option(
-        False, "Allow running code from the teacher's folder or repository."
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [name for name, value in vars(self).items() if value not in (None, False)]
-        if self.teacher is None and given:
-            raise ValueError(f"--{given[0]} requires a teacher. Set --teacher to a path, or to a name on the Hub.")
-        if self.distillation_temperature is not None and self.distillation_type != "soft":
-            raise ValueError(
-                "--distillation_temperature requires --distillation_type soft. Set it, or remove this option."
-            )
-
-    @property
-    def uses_token(self) -> bool:
-        """Whether a classifier is trained with a distillation token."""
-        return self.teacher is not None and self.distillation_type != "features"
-
-    def kind(self, student_class: type[PreTrainedModel]) -> str:
-        """Return `distillation_type`, or its default for a student class."""
-        is_classifier = issubclass(student_class, HfViTForImageClassification)
-        return self.distillation_type or ("hard" if is_classifier else "features")
 
 
 def load_teacher(args: DistillationArguments, student_class: type[PreTrainedModel]) -> PreTrainedModel | None:

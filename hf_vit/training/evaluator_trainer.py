@@ -14,18 +14,18 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
-from ..evaluation.base import BaseEvaluator, Threshold
+from ..evaluation.base import CHOOSING, BaseEvaluator, Threshold
 from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
+from ..outputs import AVERAGE_FOLDER
 from .lora import unwrap_peft
 from .optimizer import find_backbone
-from .output_folder import AVERAGE_FOLDER
-from .trainer import HfViTTrainer, replaced
+from .streams import replaced
+from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6
-CHOOSING = "choosing"  # prefix of the names of scores that are only used to choose a threshold
 
 
 class EvaluatorTrainer(HfViTTrainer):
@@ -106,6 +106,17 @@ class EvaluatorTrainer(HfViTTrainer):
             self.evaluator.threshold = None if found is None else found.value
         return output
 
+    def follow(self, state: TrainerState) -> None:
+        """Log and choose as at the current step of another trainer, which trains this model."""
+        self.state.global_step, self.state.epoch = state.global_step, state.epoch
+
+    def score(self, examples: TargetDataset, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Evaluate a split, and return the scores and a description of each prediction."""
+        self.predictions = []
+        metrics = self.predict(examples, metric_key_prefix=split).metrics
+        lines, self.predictions = self.predictions, None
+        return {name: metrics[f"{split}_{name}"] for name in ("loss", *self.evaluator.metric.score_names)}, lines
+
     def evaluating_with(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
         """Context manager within which evaluations use the given evaluator, and skip the averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
@@ -131,18 +142,19 @@ class EvaluatorTrainer(HfViTTrainer):
         config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True
 
-    def choose_threshold(self) -> None:
+    def choose_threshold(self, examples: TargetDataset | None = None) -> None:
         """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.
 
-        The chosen threshold maximizes F1, see `best_threshold`. Averaged weights have a separate threshold. Without
-        validation images, no threshold is set.
+        The images are `examples`, by default `eval_dataset`. The chosen threshold maximizes F1, see `best_threshold`.
+        Averaged weights have a separate threshold. Without validation images, no threshold is set.
         """
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
-        if self.eval_dataset is None:
+        examples = examples or self.eval_dataset
+        if examples is None:
             self._found = {}
         elif self.evaluator.tries or self._found_at_step != (self.state.global_step if best is None else best):
             self.evaluator.is_choosing = True
-            self.predict(self.eval_dataset, metric_key_prefix=CHOOSING)
+            self.predict(examples, metric_key_prefix=CHOOSING)
             self.evaluator.is_choosing = False
         self.thresholds = {False: None, **self._found}
         self.evaluator.threshold = self._set_threshold(self.thresholds[False])

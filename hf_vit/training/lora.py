@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..model.pretrained import HfViTPreTrainedModel
-from .training_arguments import LORA_TARGETS, HfViTTrainingArguments
+from ..options.training_arguments import LORA_TARGETS, HfViTTrainingArguments
 
 
 if is_peft_available():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from ..model.task_multi_task import COUNTING
 from ..outputs import write_atomically
 from .callbacks.state import StatefulCallback
-from .finetuning.frozen_features import MODEL_INPUTS, STATES, FrozenFeatures, check_cache
+from .finetuning.frozen_features import MODEL_INPUTS, STATES
 from .optimizer import find_backbone
 from .trainer import HfViTTrainer
 
@@ -60,6 +61,10 @@ class LossWeights(StatefulCallback):
         mean = sum(means.values()) / len(means)
         return {name: weight * mean / max(means[name], MIN_NORM) for name, weight in self.given.items()}
 
+    def start_step(self, head: str) -> None:
+        """Record the head of the current step."""
+        self.head = head
+
     def on_pre_optimizer_step(self, *_: Any, model: Any, **kwargs: Any) -> None:
         """Weight the gradients of the backbone, and measure their norm in the first steps of each head."""
         backbone = find_backbone(model)
@@ -90,26 +95,32 @@ class MultiTaskTrainer(HfViTTrainer):
 
     train_dataset: Any  # a `MultiTaskDataset`
 
-    def __init__(self, *args: Any, weights: LossWeights, parts: Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, weights: LossWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.weights, self.parts = weights, dict(parts)
-        self.stored: dict[str, FrozenFeatures] = {}  # stored features of each head
+        self.weights = weights
         self.losses: dict[str, list[torch.Tensor]] = {}  # losses of each head since the last log
         self.add_callback(weights)
         self.model_accepts_loss_kwargs = self.args.n_gpu <= 1
         self.accelerator.ddp_handler.find_unused_parameters = True  # a step uses the weights of one head
-        for part in parts.values() if self.options.cached_views else ():
-            part.frozen, part.args.cached_views = self.frozen, self.options.cached_views
-            check_cache(part, self.args)
 
-    def open_features(self) -> None:
+    def feature_sources(self) -> dict[str, tuple[Any, Any, Any, Any]]:
+        """Return model, training images, collator and loss function of each head, by name."""
+        own = {name: (part.plain_model, part.train_dataset, part.data_collator) for name, part in self.parts.items()}
+        return {name: (*each, partial(self.head_loss, each[0])) for name, each in own.items()}
+
+    def open_features(self, most_images: int | None = None, **options: Any) -> None:
         """Compute the features of the training images of each head, or open those that are already stored."""
-        for name, part in self.parts.items():
-            part.report = self.report
-            self.stored[name] = FrozenFeatures(part)
+        super().open_features(most_images, **options)
         datasets = {name: features.dataset for name, features in self.stored.items()}
-        self.features, self.train_dataset = None, replace(self.train_dataset, parts=datasets)
+        self.train_dataset = replace(self.train_dataset, parts=datasets)
         self.data_collator = MultiTaskCollator({name: features.collator for name, features in self.stored.items()})
+
+    def head_loss(self, head: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the loss of a head, with frozen parts in evaluation mode."""
+        for module in self.frozen:
+            module.eval()
+        loss: torch.Tensor = head(**batch).loss
+        return loss
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and the divisor of their losses if the head has one."""
@@ -125,10 +136,10 @@ class MultiTaskTrainer(HfViTTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run a training step, and record its head and loss."""
-        (self.weights.head,) = inputs["heads"]
-        self.features = self.stored.get(self.weights.head)
+        (head,) = inputs["heads"]
+        self.weights.start_step(head)
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self.losses.setdefault(self.weights.head, []).append(loss)
+        self.losses.setdefault(head, []).append(loss)
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -145,7 +156,7 @@ class MultiTaskTrainer(HfViTTrainer):
         scores, loss = dict[str, float](), 0.0
         with self.throughput.paused():
             for name, part in self.parts.items():
-                part.state.global_step, part.state.epoch = self.state.global_step, self.state.epoch
+                part.follow(self.state)
                 if part.eval_dataset is not None:
                     scores |= part.evaluate(metric_key_prefix=f"{metric_key_prefix}_{name}")
                     loss += self.weights.given[name] * scores[f"{metric_key_prefix}_{name}_loss"]

@@ -1,15 +1,13 @@
-"""Parameter groups, the optimizer Muon, and learning rate schedules whose length can change during training."""
+"""Parameter groups, and the optimizer Muon."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers.pytorch_utils import Conv1D
 
 from ..model.encoder import HfViTLayer
@@ -326,29 +324,3 @@ class Muon(torch.optim.Optimizer):
                 momentum = momentum.unflatten(0, (group["num_matrices"], -1))  # (n, A, B)
                 momenta[momentum.shape[1:], momentum.dtype, momentum.device].append((parameter, group, momentum))
         return momenta
-
-
-def planned_step(step: int, lengths: Mapping[int, int]) -> float:
-    """Return the step in the planned learning rate schedule that corresponds to a step of the run.
-
-    Args:
-        step: Step of the run.
-        lengths: Maps a step to the total number of steps of the run that applies from this step on. Key 0 maps to the
-            planned number. After a change, the rest of the schedule is spread evenly over the remaining steps.
-    """
-    start, place, length = 0, 0.0, lengths[0]
-    for changed, new_length in sorted(lengths.items()):
-        if 0 < changed <= step:
-            place += (changed - start) * (lengths[0] - place) / max(length - start, 1)
-            start, length = changed, new_length
-    return place + (step - start) * (lengths[0] - place) / max(length - start, 1) if start else step
-
-
-def follow_lengths(scheduler: LRScheduler, lengths: Mapping[int, int]) -> None:
-    """Adapt a schedule to changes of `lengths`, see `planned_step`. Schedules that depend on scores stay unchanged."""
-
-    def follow(factor: Callable[[Any], float], step: int) -> float:
-        return factor(planned_step(step, lengths))
-
-    if isinstance(scheduler, LambdaLR):
-        scheduler.lr_lambdas = [partial(follow, factor) for factor in scheduler.lr_lambdas]

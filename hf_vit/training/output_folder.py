@@ -28,14 +28,15 @@ from transformers.utils import (
 from .. import model as travelling
 from ..model.calibration import SIMILARITY_FILE
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
-from ..outputs import LOCK_NAME, FolderState, find_folder_state, flush_folder
-from .checkpoints import last_checkpoint, on_first_process, resolve_checkpoint
+from ..outputs import AVERAGE_FOLDER, LOCK_NAME, FolderState, find_folder_state, flush_folder
+from ..processes import on_first_process
+from .checkpoints import last_checkpoint, resolve_checkpoint
 
 
 logger = logging.get_logger(__name__)
-AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
 ADAPTER_FOLDER = "adapter"  # subfolder with the LoRA adapter that was merged into the model
 CARD = "README.md"
+PLACE = "path/to/this/folder"  # place of a model in its card before it is uploaded
 TRAINING_ARGS_JSON = "training_args.json"
 
 # Patterns of `fnmatch` for a saved model: configuration, weights, processors with tokenizers, and model code
@@ -51,6 +52,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME)
 # Files saved with a model: model card, scores, figures, and records of the training run
 REPORT_FILES = (
     *(CARD, RECIPE_NAME, TRAINING_ARGS_JSON, TRAINER_STATE_NAME, "train_results.json", "all_results.json"),
+    "schedule.json",
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *("*_calibration.json", "*_calibration.png", SIMILARITY_FILE),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),

@@ -1,137 +1,28 @@
-"""Load and check streams of training images, distribute them over processes, and resume them."""
+"""Data loaders that resume exactly and read stored features, and streams divided among processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
+import torch
 from accelerate.data_loader import DataLoaderAdapter, prepare_data_loader
-from datasets import Dataset, DatasetDict
+from torch import nn
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
-from ..data import load_unlabeled_images, stream_image_classification
 from ..data.augmentation.datasets import AugmentedStream
-from ..data.collators import masked_image_target
-from ..data.datasets import SPLIT_SEED, TargetData
-from ..data.formats.files import SPLITS
-from ..data.formats.label_values import SINGLE
-from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
-from ..data.targets import label_target
-from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
-from .load_data import HELD_OUT, load_targets, readable_images, sample_images
-from .training_arguments import HfViTTrainingArguments, check_steps
+from .callbacks.preemption import SafeStop, WorkerStart
+from .finetuning.frozen_features import FrozenFeatures, check_cache
+from .lora import unwrap_peft
+from .regularization import BatchTransforms, training_sampler
 
 
 logger = logging.get_logger(__name__)
 MAX_STREAMED = 1000  # default number of evaluated images per split of a stream
-
-
-def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArguments) -> TargetData:
-    """Open a stream of labeled training images and check the images to evaluate.
-
-    Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
-    """
-    check_steps(training_args)
-    if args.train_val_split is None:  # use the default, because the splits of a stream are unknown until it is opened
-        args.train_val_split = HELD_OUT
-    if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
-        raise ValueError(
-            f"Streamed data supports one label per image, not problem_type={args.problem_type}, label_separator="
-            f"{args.label_separator}. Remove --streaming."
-        )
-    with training_args.main_process_first(desc="loading the data"):
-        opened = stream_image_classification(
-            args.dataset_name,
-            class_names=args.class_names or [],
-            train_val_split=args.train_val_split,
-            label_column_name=args.label_column_name,
-            **{name: vars(args)[name] for name in TaskArguments.loader_options},
-        )
-    count, buffer_size = args.max_eval_samples or MAX_STREAMED, args.shuffle_buffer_size
-    splits = {
-        name: sample_images(args.max_eval_samples, split, training_args.seed) for name, split in opened.joined.items()
-    }
-    streamed = [*opened.streamed, *(["validation"] if opened.held_out else [])]
-    splits |= {name: opened.first(name, count, buffer_size) for name in streamed}
-    batch_size = training_args.train_batch_size * training_args.world_size
-    splits["train"] = opened.first("train", max(MAX_STREAMED, batch_size), buffer_size)
-    if empty := [name for name, split in splits.items() if not len(split)]:
-        raise ValueError(
-            f"{args.dataset_name} has no images for {', '.join(empty)}. Choose another --train_val_split."
-        )
-    ordered = DatasetDict({name: splits[name] for name in SPLITS if name in splits})
-    data = TargetData(ordered, label_target, opened.names, stream=opened.train)
-    return replace(data, splits=readable_images(data, args, training_args, "cannot be evaluated"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnlabeledImages(TargetData):
-    """Unlabeled training images.
-
-    For a stream, `splits` holds a fixed sample of images to evaluate, with "train" only if there is no other split.
-
-    Args:
-        known: Training images with a class label, among which the nearest neighbors of evaluated images are searched.
-            These images are not evaluated. May be empty.
-        num_train: Number of training images; for a stream, the number of images that are read before training.
-    """
-
-    known: Dataset
-    num_train: int
-
-
-def load_images(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
-    """Load the images of a training run. Unless they are streamed, check them and hold out validation images."""
-    if args.streaming:
-        return _load_stream(args, training_args)
-    load = partial(load_unlabeled_images, args.sources, **args.source_options())
-    data = load_targets(lambda: TargetData(load(), masked_image_target), args, training_args)
-    train = data.splits["train"]
-    known = _with_class(train, len(train) if len(data.splits) == 1 else 0, args, training_args.seed)
-    return UnlabeledImages(data.splits, data.read_target, known=known, num_train=len(train))
-
-
-def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
-    check_steps(training_args)
-    with training_args.main_process_first(desc="loading the data"):
-        streams = stream_images(args.sources, **args.source_options())
-    if "train" not in streams:
-        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
-    # The images may be sorted by class or source, so the first images are not a representative sample.
-    shuffled = {
-        name: stream.shuffle(seed=SPLIT_SEED, buffer_size=args.shuffle_buffer_size) for name, stream in streams.items()
-    }
-    batch_size = training_args.train_batch_size * training_args.world_size
-    num_evaluated = args.max_eval_samples or MAX_STREAMED
-    num_scored = num_evaluated if len(streams) == 1 else 0  # evaluated training images, if there is no other split
-    num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
-    counts = dict.fromkeys(streams, num_evaluated) | {"train": max(num_scored + num_known, batch_size)}
-    first = TargetData(first_images(shuffled, counts), masked_image_target)
-    splits = readable_images(first, args, training_args, "cannot be evaluated")
-    sample = splits.pop("train")
-    if not splits:
-        splits["train"] = sample.select(range(min(num_scored, len(sample))))
-    known = _with_class(sample, num_scored, args, training_args.seed)
-    return UnlabeledImages(splits, masked_image_target, stream=streams["train"], known=known, num_train=len(sample))
-
-
-def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: int) -> Dataset:
-    """Return a random sample of the images that have a class label, excluding the first `num_scored` images."""
-    if CLASS not in rows.column_names or not args.max_knn_samples:
-        return rows.select([])
-    known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
-    apart = known[known >= num_scored]  # skip evaluated images, which would be their own nearest neighbors
-    if len(known) and not len(apart):
-        logger.warning(
-            "The nearest-neighbor accuracy is not computed, because all %d training images that were read are "
-            "evaluated. Hold out images (train_val_split) or, for a stream, evaluate fewer (max_eval_samples).",
-            len(rows),
-        )
-    return sample_images(args.max_knn_samples, rows.select(apart), seed)
 
 
 def describe_layout(args: TrainingArguments) -> dict[str, int]:
@@ -206,3 +97,104 @@ class StreamPosition(TrainerCallback, ExportableState):
         is_skipped = stream.shard_by_process and not args.ignore_data_skip
         num_batches = state.global_step * args.gradient_accumulation_steps if is_skipped else 0
         stream.start_after(num_batches, args.train_batch_size)
+
+
+@contextmanager
+def replaced(target: Any, **values: Any) -> Iterator[None]:
+    """Context manager that temporarily replaces attributes of an object."""
+    before = {name: vars(target)[name] for name in values}
+    vars(target).update(values)
+    try:
+        yield
+    finally:
+        vars(target).update(before)
+
+
+class ExactLoaders(Trainer):
+    """`transformers.Trainer` with data loaders that draw the same images after a resume and in several processes.
+
+    Evaluation loaders use all images, even with `dataloader_drop_last`.
+    """
+
+    model: Any
+    stored: dict[str, FrozenFeatures]  # stored features that replace training images, by name of the head
+    frozen: list[nn.Module]
+    distillation: Any
+    batch_transforms: BatchTransforms
+    safe_stop: SafeStop
+
+    def feature_sources(self) -> dict[str, tuple[Any, Any, Any, Any]]:
+        """Return model, training images, collator and loss function of each head, by name; "" for a single head."""
+        loss = partial(self.compute_loss, self.model)
+        return {"": (unwrap_peft(self.model), self.train_dataset, self.data_collator, loss)}
+
+    def check_features(self) -> None:
+        """Raise `ValueError` if training cannot read stored features."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        changes = self.batch_transforms.transforms, self.distillation is not None, is_sharded
+        for model, dataset, collator, _ in self.feature_sources().values():
+            check_cache(model, dataset, collator, self.frozen, self.args, *changes)
+
+    def open_features(self, most_images: int | None = None, **options: Any) -> None:
+        """Compute the features of the training images, or open those that are already stored, unless they are open.
+
+        Args:
+            most_images: Maximum number of training images, None for all.
+            **options: The arguments `report` and `folder` of `FrozenFeatures`.
+        """
+        sources = {} if self.stored else self.feature_sources()
+        for name, (model, dataset, collator, loss) in sources.items():
+            if most_images is not None:
+                dataset = replace(dataset, dataset=dataset.dataset.select(range(min(most_images, len(dataset)))))
+            own = model, dataset, collator, loss, self.frozen, self.args, self.accelerator
+            self.stored[name] = FrozenFeatures(*own, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the training data loader, with repeated augmentation or separate shards of a stream."""
+        features = self.stored.get("")
+        read = {} if features is None else {"train_dataset": features.dataset, "data_collator": features.collator}
+        with replaced(self, **read):
+            loader = self._guard(super().get_train_dataloader())
+            sampler = training_sampler(self.args, self.train_dataset)
+        if sampler is not None:
+            loader.set_sampler(sampler)
+        stream = self.train_dataset
+        is_shared = isinstance(stream, AugmentedStream) and stream.shard_by_process
+        return read_own_shards(loader, self.args) if is_shared else loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the evaluation data loader.
+
+        With persistent workers, transformers would reuse the loader of the first dataset for other datasets.
+        """
+        if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
+            with self._evaluating_all_images():
+                return self._guard(super().get_eval_dataloader(eval_dataset))
+        return self.get_test_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return the data loader for an evaluation of `test_dataset`."""
+        with self._evaluating_all_images():
+            return self._guard(super().get_test_dataloader(test_dataset))
+
+    def evaluation_collator(self) -> Any:
+        """Return the collator for evaluations."""
+        return self.data_collator
+
+    @contextmanager
+    def _evaluating_all_images(self) -> Iterator[None]:
+        """Context manager within which evaluation loaders are created, so that they do not drop the last batch."""
+        with replaced(self.args, dataloader_drop_last=False), replaced(self, data_collator=self.evaluation_collator()):
+            yield
+
+    def _guard(self, loader: Any) -> Any:
+        """Set a separate random generator for a new loader, and make its workers ignore signals.
+
+        A loader with workers draws a random seed: with persistent workers once, and again after a resume. If the seed
+        were drawn from the global generator, dropout would differ in a resumed run.
+        """
+        base = loader.base_dataloader
+        if not isinstance(base.worker_init_fn, WorkerStart):
+            base.generator = torch.Generator().manual_seed(self.args.seed)
+            base.worker_init_fn = WorkerStart(self.safe_stop.signals.is_training, base.worker_init_fn)
+        return loader

@@ -30,7 +30,7 @@ from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
 from ..model.remote_code import RemoteCodeError, raising_remote_code_error
 from ..model.task_image_classification import HfViTForImageClassification
-from .models import load_with_info, shorten, without_load_report
+from ..tasks.common.models import load_with_info, shorten, without_load_report
 
 
 CONSENT = "Read the code and, if you trust it, set --teacher_trust_remote_code true."

@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hf_vit import training
+from hf_vit import tasks, training
 from hf_vit.data import AugmentedDataset
 from hf_vit.evaluation.base import LOWER_IS_BETTER
 from hf_vit.model.configuration_hf_vit import to_pair
@@ -35,7 +35,9 @@ from hf_vit.model.deformable_decoder import NUM_LAYERS
 from hf_vit.model.task_depth_estimation import depth_loss
 from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.options.recipe import read_recipe
-from hf_vit.training.publishing.report import evaluation_split
+from hf_vit.runs import Run, build_run, open_run
+from hf_vit.runs.report import evaluate_run
+from hf_vit.training.streams import replaced
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
@@ -336,13 +338,13 @@ START_DEPTH = 1.0  # initial depth of DPT in meters; near 0, the gradient of its
 SQUEEZED = {"universal_segmentation", "depth_estimation"}  # tasks whose peers require all images to have the same size
 
 
-def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
-    """Return the task of our training run, with only those options that apply to the peer."""
+def parse_recipe(args: Arguments, seed: int, folder: str) -> Run:
+    """Return our training run, with only those options that apply to the peer."""
     recipe = read_recipe(Path(args.training) / "recipe.yaml")
     kept = {name: value for name, value in recipe.items() if name not in OWN_OPTIONS}
     shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
     kept |= {"seed": seed, "output_dir": folder, "eval_strategy": "no", "report_to": "none", **shape}
-    return training.TASKS[args.task.replace("_", "-")].from_options(kept)
+    return Run(*tasks.TASKS[args.task.replace("_", "-")].from_options(kept))
 
 
 def train_model(
@@ -391,16 +393,15 @@ def train_model(
 def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[str, float]:
     """Train a peer and return the scores, number of steps and number of parameters of the peer."""
     with tempfile.TemporaryDirectory() as folder:
-        task = parse_recipe(args, seed, folder)
-        task.load_data()
+        run = open_run(parse_recipe(args, seed, folder))
         transformers.set_seed(seed)
-        trainer = task.make_trainer()
-        name = task.options.model_name_or_path
+        run = build_run(run)
+        trainer, name = run.trainer, run.task.options.model_name_or_path
         peer = MAKE_PEER[args.task](trainer.model) if name is None else OPEN_PEER[args.task](trainer.model, name)
         peer.to(trainer.args.device)
         steps = train_model(peer, trainer, rate, seconds, args.steps)
-        trainer.model = trainer.model_wrapped = peer
-        scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
+        with replaced(trainer, model=peer, model_wrapped=peer):
+            scores, *_ = evaluate_run(run, run.data.evaluated_split)
     size = sum(weight.numel() for weight in peer.parameters())
     return {**scores, "steps": steps, "parameters": size}
 

@@ -19,9 +19,9 @@ from typing import Any
 import datasets
 from torch.utils.data import DataLoader
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, runs, training
 from hf_vit.data.augmentation.datasets import AugmentedStream
-from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.tasks.common.arguments import ClassificationArguments
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
@@ -75,7 +75,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     if streaming:
         stream = data.stream_image_classification(path, train_val_split=0).train
     options = ClassificationArguments("data", auto_augment="none", random_erasing=0.0)
-    trainer = training.make_trainer(
+    trainer = runs.make_trainer(
         HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, options,
         trainer_args, stream=stream,
     )  # fmt: skip

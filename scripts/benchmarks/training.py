@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, get_cosine_schedule_with_warmup
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, runs, training
+from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.training import HfViTTrainer
-from hf_vit.training.arguments import ClassificationArguments
 
 from .classification import MAKE_MODEL
 from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save
@@ -71,7 +71,7 @@ def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "
     )
     model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
     splits = DatasetDict(train=images)
-    return training.make_trainer(model, processor, splits, ClassificationArguments("data"), training_args)
+    return runs.make_trainer(model, processor, splits, ClassificationArguments("data"), training_args)
 
 
 class Stopwatch(TrainerCallback):

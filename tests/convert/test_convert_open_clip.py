@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor
 from hf_vit.convert import load_processor
-from hf_vit.training import train_tokenizer
+from hf_vit.tasks import train_tokenizer
 
 from ..helpers.references import SHAPE, assert_close, draw_weights
 from ..helpers.timm_models import SMALL

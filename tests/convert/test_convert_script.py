@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor, cli, list_families
 from hf_vit.convert import families_table, parity
 from hf_vit.convert.families import FAMILIES
-from hf_vit.training import train_tokenizer
-from hf_vit.training.publishing.hub import check_upload
+from hf_vit.tasks import train_tokenizer
+from hf_vit.training.hub import check_upload
 
 from ..helpers.fresh import run_with_package
 from ..helpers.models import small_config

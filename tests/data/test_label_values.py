@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Va
 
 from hf_vit.data import load_image_classification
 from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_table
-from hf_vit.training.tasks.image_classification import open_labeled
+from hf_vit.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import picture, write_class_folders, write_pictures
 from .errors import expect_error

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
+from hf_vit.tasks.image_classification import open_labeled
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.load_data import load_evaluation_targets, load_targets
-from hf_vit.training.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.fresh import ROOT, run_python
@@ -128,9 +128,9 @@ from pathlib import Path
 from accelerate import PartialState
 from hf_vit.data import datasets
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.load_data import load_targets
-from hf_vit.training.tasks.image_classification import open_labeled
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.load_data import load_targets
+from hf_vit.tasks.image_classification import open_labeled
 
 opened = []
 decode_image = datasets.decode_image

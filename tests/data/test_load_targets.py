@@ -11,9 +11,9 @@ from PIL import Image
 
 from hf_vit.data import load_keypoint_detection, load_semantic_segmentation
 from hf_vit.data.datasets import TargetData
+from hf_vit.tasks.common.load_data import load_targets, with_model_classes
+from hf_vit.tasks.shared import MaskArguments
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.load_data import load_targets, with_model_classes
-from hf_vit.training.tasks.shared import MaskArguments
 
 from ..helpers.dense_trainings import NUM_TRAIN, make_trainer, write_scenes
 from ..helpers.object_trainings import write_figures, write_objects

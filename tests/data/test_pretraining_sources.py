@@ -11,7 +11,7 @@ from PIL import Image
 
 from hf_vit.data import load_unlabeled_images
 from hf_vit.data.formats.columns import SourceOptions
-from hf_vit.data.loaders.unlabeled_images import first_images, image_and_class, stream_images
+from hf_vit.data.loaders.unlabeled_images import class_names_of, first_images, image_and_class, stream_images
 from hf_vit.data.targets import encoded_bytes
 
 from ..helpers import datasets as samples
@@ -148,6 +148,21 @@ def test_classes_of_splits_of_a_stream_are_the_same_ones_and_may_be_words_or_mis
         samples.dataset_of(labels).to_parquet(tmp_path / "pets" / f"{split}.parquet")
     first = first_images(stream_images([str(tmp_path / "pets")]), {"train": 2, "test": 2})
     assert {name: rows["class_number"][:] for name, rows in first.items()} == {"train": [0, 1], "test": [1, 0]}
+
+
+def test_classes_of_splits_are_matched_by_name_and_numbers_keep_their_order(tmp_path: Path) -> None:
+    samples.dataset_of([0, 1, 1, -1], ["cat", "dog", "ape"]).to_parquet(tmp_path / "pets" / "train.parquet")
+    samples.dataset_of([0, 1, 2], ["dog", "cat", "bee"]).to_parquet(tmp_path / "pets" / "test.parquet")
+    splits = load_unlabeled_images([str(tmp_path / "pets")])
+    assert splits["train"].features["class_number"].names == ["cat", "dog", "ape", "bee"]
+    names = {split: class_names_of(rows) for split, rows in splits.items()}
+    assert names == {"train": ["cat", "dog", "dog", None], "test": ["dog", "cat", "bee"]}
+    first = first_images(stream_images([str(tmp_path / "pets")]), {"train": 4, "test": 3})
+    assert {split: class_names_of(rows) for split, rows in first.items()} == names
+    samples.dataset_of([*range(12)]).to_parquet(tmp_path / "numbers.parquet")
+    train = load_unlabeled_images([str(tmp_path / "numbers.parquet")])["train"]
+    assert train["class_number"][:] == [*range(12)]
+    assert train.features["class_number"].names == [str(number) for number in range(12)]
 
 
 def test_streams_declare_their_columns_and_may_lie_in_an_archive(tmp_path: Path) -> None:

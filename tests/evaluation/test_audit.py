@@ -3,7 +3,9 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,21 +14,21 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.metrics import average_precision_score
 
 import hf_vit
-from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
-from hf_vit.features.audit_result import write_cleaned
-from hf_vit.features.dense_audit import BOX_CUT, find_likelihoods
-from hf_vit.features.image_checks import outlier_scores
-from hf_vit.features.label_quality import (
+from hf_vit.auditing.audit_result import write_cleaned
+from hf_vit.auditing.dense_audit import BOX_CUT, find_likelihoods
+from hf_vit.auditing.image_checks import outlier_scores
+from hf_vit.auditing.label_quality import (
     LABEL_CUT,
     find_label_issues,
     find_object_issues,
     mask_issue_score,
     out_of_sample_probabilities,
 )
+from hf_vit.auditing.selection import select_images
+from hf_vit.data import load_image_classification, load_object_detection, load_semantic_segmentation
 from hf_vit.features.near_duplicates import SIDE, find_near_duplicates
-from hf_vit.features.selection import select_images
 
-from ..helpers.datasets import truncate, write_instances, write_mask_folders
+from ..helpers.datasets import encoded, truncate, write_instances, write_mask_folders
 from ..helpers.features import save_encoder
 from ..helpers.models import save_model, small_config
 from ..helpers.object_trainings import CLASSES, write_objects
@@ -200,6 +202,37 @@ def test_an_audit_writes_a_page_a_table_and_a_cleaned_list(tmp_path: Path, monke
         hf_vit.audit(data, model, write=tmp_path / "cleaned", overwrite=True, **places)
 
 
+def write_photos(file: Path, cells: list[dict[str, Any]], labels: list[int], names: list[str]) -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    datasets.Dataset.from_dict({"image": cells, "label": labels}, features=features).to_parquet(file)
+
+
+def test_labels_of_splits_with_other_class_numbers_stay(tmp_path: Path) -> None:
+    for split, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        cells = [{"bytes": encoded(photo(10 * len(split) + number)), "path": None} for number in range(4)]
+        write_photos(tmp_path / "pets" / f"{split}.parquet", cells, [0, 1, 1, 0], names)
+    places = {"output_dir": tmp_path / "out", "write": tmp_path / "cleaned", "report": lambda _: None}
+    table = hf_vit.audit(tmp_path / "pets", **places)
+    given = {"train": ["cat", "dog", "dog", "cat"], "test": ["dog", "cat", "cat", "dog"]}
+    assert {split: [row["label"] for row in table if row["split"] == split] for split in given} == given
+    kept = load_image_classification(str(tmp_path / "cleaned"))["test"]
+    assert [kept.features["label"].int2str(number) for number in kept["label"]] == given["test"]
+
+
+def test_images_of_equal_names_have_their_own_features_and_corrected_labels_need_no_new_ones(tmp_path: Path) -> None:
+    contents = [b"no image" if number == 3 else encoded(photo(number)) for number in range(12)]
+    cells = [{"bytes": content, "path": "image.png"} for content in contents]
+    write_photos(tmp_path / "train.parquet", cells, [0, 1] * 6, ["cat", "dog"])
+    model, places = save_encoder(tmp_path / "encoder"), {"output_dir": tmp_path / "out", "report": lambda _: None}
+    table = hf_vit.audit(tmp_path / "train.parquet", model, use_cpu=True, **places)
+    assert [row["issues"] for row in table].index(["broken"]) == 3
+    assert np.isnan([row["outlier"] for row in table]).nonzero()[0].tolist() == [3]
+    features = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "features").glob("*.parquet")}
+    write_photos(tmp_path / "train.parquet", cells, [1, 0] + [0, 1] * 5, ["cat", "dog"])
+    hf_vit.audit(tmp_path / "train.parquet", model, use_cpu=True, overwrite=True, **places)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "features").glob("*.parquet")} == features
+
+
 def test_an_audit_without_model_names_the_missing_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(6):
         (tmp_path / "photos").mkdir(exist_ok=True)
@@ -226,7 +259,9 @@ def test_images_with_wrong_boxes_are_reported(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="The model has no classes brick, leaf"):
         hf_vit.audit(data, other, output_dir=tmp_path / "out")
     names = dict(enumerate(CLASSES))
-    config = small_config(num_labels=2, id2label=names, label2id={name: number for number, name in names.items()})
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    # In the presets for training from scratch, the final norm belongs to the pooling, which detectors do not have.
+    config = small_config(num_labels=2, **labels, pooling="mean", norm_after_pooling=True)
     model = save_model(hf_vit.HfViTForObjectDetection(config), tmp_path / "model")
     answers = []  # the right boxes of each image, as a perfect detector predicts them
     for content in truth:

@@ -13,8 +13,8 @@ from transformers import EvalPrediction
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.evaluation.classification import ClassificationMetric, MacroF1, TopKAccuracy, majority_baseline
+from hf_vit.tasks.image_classification import ClassificationEvaluator
 from hf_vit.training import image_classification_metrics
-from hf_vit.training.tasks.image_classification import ClassificationEvaluator
 from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
 
 from ..data.errors import expect_error

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hf_vit import HfViTForObjectDetection, training
+from hf_vit import HfViTForObjectDetection, tasks
 from hf_vit.data.datasets import TargetDataset
-from hf_vit.training import Task
+from hf_vit.runs import build_run
+from hf_vit.tasks import Task
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 from .models import encoder_shape
-from .options import run, task_of
+from .options import opened_run, run
 from .references import draw_weights
 
 
@@ -24,8 +25,8 @@ COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 OBJECTS = ("object_detection", "keypoint_detection")
 # Task names with underscores, which are used as file names.
-TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}
-OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
+TASKS: dict[str, type[Task]] = {name: tasks.TASKS[name.replace("_", "-")] for name in DENSE}
+OBJECT_TASKS: dict[str, type[Task]] = {name: tasks.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
 SCENES_BATCHES = (2,)  # batch sizes per process; the number of validation images is not divisible by them
@@ -97,9 +98,8 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """Returns the Trainer of a training script, with a float64 model in which zero head weights become nonzero."""
     task_class = ALL_TASKS[task]
-    made = task_of(task_class, arguments_of(task, data, output_dir, *options))
-    made.load_data()
-    trainer = made.make_trainer()
+    made = opened_run(task_class, arguments_of(task, data, output_dir, *options))
+    trainer = build_run(made).trainer
     draw_weights(trainer.model)
     if task == "object_detection":
         move_boxes_to_objects(trainer.model)

@@ -46,4 +46,5 @@ def rows_of(folder: Path, split: str) -> pa.Table:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    """Returns the content of all files by name, without checksums, whose order depends on the processes."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hf_vit import HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTProcessor
-from hf_vit.training import train_tokenizer
+from hf_vit.tasks import train_tokenizer
 
 from .models import encoder_shape, small_config
 from .references import draw_weights

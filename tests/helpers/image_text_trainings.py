@@ -9,13 +9,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_vit.runs import build_run
+from hf_vit.tasks.image_captioning import ImageCaptioning
+from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
-from hf_vit.training.tasks.image_captioning import ImageCaptioning
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import QUIET, Float64Collator, scores_of
 from .models import encoder_shape
-from .options import run, task_of
+from .options import opened_run, run
 from .references import draw_weights
 
 
@@ -87,9 +88,8 @@ def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    task = task_of(ImageTextContrast, arguments_of(data, output_dir, *options))
-    task.load_data()
-    return task.make_trainer()
+    task = opened_run(ImageTextContrast, arguments_of(data, output_dir, *options))
+    return build_run(task).trainer
 
 
 def train_in_float64(trainer: EvaluatorTrainer) -> tuple[list[float], Tensor, dict[str, float]]:
@@ -113,7 +113,6 @@ def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[l
     options = [*A_FEW, *options, "--per_device_train_batch_size", str(batch_size)]
     for loss in ("sigmoid", "softmax"):
         results[loss] = train_in_float64(make_trainer(data, folder / loss, *options, "--loss", loss))
-    captioning = task_of(ImageCaptioning, caption_arguments(data, folder / "captions", *options))
-    captioning.load_data()
-    results["captions"] = train_in_float64(captioning.make_trainer())
+    captioning = opened_run(ImageCaptioning, caption_arguments(data, folder / "captions", *options))
+    results["captions"] = train_in_float64(build_run(captioning).trainer)
     return results

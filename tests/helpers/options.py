@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hf_vit import cli, training
+from hf_vit import cli, tasks
 from hf_vit.commands.generate import evaluation_options, options_of_types
 from hf_vit.options.recipe import savable_values, with_recipe
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training.run import evaluate as run_evaluation
-from hf_vit.training.run import find_task
-from hf_vit.training.run import run as run_training
+from hf_vit.runs import Run, open_run
+from hf_vit.runs.evaluate import evaluate as run_evaluation
+from hf_vit.runs.evaluate import find_task
+from hf_vit.runs.run import run as run_training
 
 
 Arguments = Sequence[str | Mapping[str, Any]]
@@ -58,8 +59,14 @@ def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any
     return build(types, with_recipe(values_of(types, arguments)), **defaults)
 
 
-def task_of(task_class: type[training.Task], arguments: Arguments) -> Any:
-    return task_class.from_options(with_recipe(values_of(task_class.argument_types(), arguments)))
+def run_of(task_class: type[tasks.Task], arguments: Arguments) -> Run:
+    """Return a run without data for a command line."""
+    return Run(*task_class.from_options(with_recipe(values_of(task_class.argument_types(), arguments))))
+
+
+def opened_run(task_class: type[tasks.Task], arguments: Arguments) -> Run:
+    """Return a run with its data for a command line."""
+    return open_run(run_of(task_class, arguments))
 
 
 def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, An
 
 
 def run(
-    task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
+    task_class: type[tasks.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
     """Run training from a command line. Like `hf-vit train`, exit with a one-line message on errors."""
     with cli.exit_with_error_line():

@@ -8,12 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_vit.runs import Run, build_run
+from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from .dense_trainings import QUIET, scores_of
 from .models import encoder_shape
-from .options import run, task_of
+from .options import opened_run, run
 from .references import draw_weights
 
 
@@ -54,16 +55,15 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
     return scores
 
 
-def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
-    """Return a pretraining task that has loaded its data. `options` are command line arguments."""
-    task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
-    task.load_data()
+def make_task(data: Path, output_dir: Path, *options: str) -> Run:
+    """Return a pretraining run that has loaded its data. `options` are command line arguments."""
+    task = opened_run(MaskedImageModeling, arguments_of(data, output_dir, *options))
     return task
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """Return a pretraining Trainer for command line options. All model weights are fixed nonzero values."""
-    trainer = make_task(data, output_dir, *options).make_trainer()
+    trainer = build_run(make_task(data, output_dir, *options)).trainer
     draw_weights(trainer.model)
     return trainer
 
@@ -79,10 +79,10 @@ def train_all_ways(
         # SGD is used because Adam would amplify rounding errors of small gradients.
         sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]
         task = make_task(data, folder / way, *A_FEW, *options, *batch, *sgd)
-        trainer = task.make_trainer()
+        trainer = build_run(task).trainer
         draw_weights(trainer.model)
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-        results[way] = losses, weights, scores_of(trainer, task.loaded.examples("test"))
+        results[way] = losses, weights, scores_of(trainer, task.data.examples("test"))
     return results

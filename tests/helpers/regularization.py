@@ -8,8 +8,9 @@ import torch
 from datasets import DatasetDict
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_trainer
-from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.runs import make_trainer
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 
 from .datasets import load_digits
 from .models import encoder_shape

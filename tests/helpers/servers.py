@@ -4,10 +4,33 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import uvicorn
+
+from hf_vit.inference.serving.app import Limits, build_app
+from hf_vit.inference.serving.page import PageServer, add_page
+from hf_vit.inference.serving.photos import PhotoStore
+from hf_vit.inference.serving.served_model import ServedModel
+
+
+class ServedPage(NamedTuple):
+    """A running server with the page."""
+
+    address: str
+    page: Any  # application of the page
+    store: PhotoStore
+
+
+@contextmanager
+def serve_page(models: Sequence[ServedModel], limits: Limits, **options: Any) -> Iterator[ServedPage]:
+    """Serve models with the page on a port of this machine; `options` are those of `build_app`."""
+    app = build_app(models, limits, **options)
+    page, store = add_page(models, limits, app)
+    with run_server(PageServer(app, page, store, limits, "critical")) as address:
+        yield ServedPage(address, page, store)
 
 
 @contextmanager

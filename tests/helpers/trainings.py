@@ -23,7 +23,7 @@ from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
-from hf_vit.training.regularization import ImageSizes
+from hf_vit.training.regularization import resize_batch
 
 from . import contrastive, dense, objects
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_with_muon
@@ -263,7 +263,8 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
 def storing(**kwargs: Any) -> HfViTTrainer:
     """Return a Trainer that stores frozen features in the output folder."""
     trainer = HfViTTrainer(**kwargs)
-    trainer.feature_folder = Path(trainer.args.output_dir) / "features"
+    if trainer.options.cached_views:
+        trainer.open_features(folder=Path(trainer.args.output_dir) / "features")
     return trainer
 
 
@@ -294,12 +295,17 @@ def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
         return metrics(trainer)
 
 
+def draw_size(batch: dict[str, Any], progress: float) -> dict[str, Any]:
+    """Resize a batch to a random size, as a batch transform."""
+    side = (16, 28, 36)[int(torch.randint(3, ()))]
+    return resize_batch(batch, (side, side))
+
+
 class AtManySizes(HfViTTrainer):
     """Trainer that draws a random image size for every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        change = ImageSizes(((16, 16), (28, 28), (36, 36)), is_drawn=True)
-        super().__init__(*args, batch_transforms=[change], **kwargs)
+        super().__init__(*args, batch_transforms=[draw_size], **kwargs)
 
 
 def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:

@@ -12,13 +12,14 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, training
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, tasks
 from hf_vit.options.library import LIBRARY_FIELDS, LIBRARY_OPTIONS
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from .table import Row, assert_refused, parametrize, rows, script
 
 
@@ -97,6 +98,7 @@ OURS = [
     ("--preset giant", "no preset 'giant' | small"),
     ("--image_size 30", "30 is not a multiple of the patch"),
     ("--config_overrides patch_size=8", "is not a JSON object"),
+    ('--config_overrides {"patch_size":8,"patch_size":16}', "'patch_size' occurs 2 times"),
     ('--config_overrides {"patches":8}', "no field patches"),
     ('--config_overrides {"hidden_size":63}', "hidden_size=63"),
     ('--config_overrides {"hidden_size":"63"}', "hidden_size | '63'"),
@@ -162,8 +164,30 @@ TEACHERS = [
 ]
 
 
+def recipe(text: str) -> Callable[[Path], list[str]]:
+    """Return a function that writes a recipe of several heads, whose data are in FOLDER."""
+
+    def make(folder: Path) -> list[str]:
+        options = with_folder("FOLDER/tasks.yaml", "--use_cpu", "--output_dir", "FOLDER/output")(folder)
+        (folder / "tasks.yaml").write_text(f"tasks:\n{text}".replace("FOLDER", str(folder)))
+        return options
+
+    return make
+
+
+HEAD = "{task: image-classification, data: FOLDER/data"
+RECIPES = [
+    ("head-named-twice", recipe(f"  pets: {HEAD}}}\n  pets: {HEAD}}}\n"), "tasks.yaml, line 3 | 'pets' occurs twice"),
+    ("head-named-alike", recipe(f"  my-pets: {HEAD}}}\n  my_pets: {HEAD}}}\n"), "'my-pets' and 'my_pets'"),
+    ("infinite-weight", recipe(f"  pets: {HEAD}, weight: .inf}}\n"), "pets has the weight inf"),
+    ("true-weight", recipe(f"  pets: {HEAD}, weight: true}}\n"), "pets has the weight True"),
+    ("option-named-twice", recipe(f"  pets: {HEAD}, weight: 1, weight: 2}}\n"), "line 2 | 'weight' occurs twice"),
+]
+
+
 @parametrize(
     [
+        *rows(script("train multi-task"), SystemExit, RECIPES),
         *(row for task, table in TRAININGS.items() for row in training_rows(task, table)),
         *rows(script("train image-classification"), SystemExit, TEACHERS),
     ]
@@ -178,9 +202,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
-    task = task_of(training.TASKS["image-classification"], arguments)
-    task.load_data()
-    task.make_trainer().train()
+    task = opened_run(tasks.TASKS["image-classification"], arguments)
+    build_run(task).trainer.train()
     return folder / "output"
 
 
@@ -343,10 +366,10 @@ def refusal(call: Callable[[], Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("task", training.TASKS)
+@pytest.mark.parametrize("task", tasks.TASKS)
 def test_invalid_numbers_raise_for_every_numeric_option(task: str, tmp_path: Path) -> None:
     accepted = set()
-    for kind in training.TASKS[task].argument_types():
+    for kind in tasks.TASKS[task].argument_types():
         own = {field.name for field in fields(kind) if field.init}
         required = {name: value for name, value in REQUIRED.items() if name in own}
         required |= {"output_dir": str(tmp_path)} if issubclass(kind, HfViTTrainingArguments) else {}

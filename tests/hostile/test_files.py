@@ -231,6 +231,12 @@ def write_first_shard(folder: Path) -> None:
     dataset_of(["cat", "dog"]).to_parquet(folder / "train-00000-of-00002.parquet")
 
 
+def write_shards_of_other_orders(folder: Path) -> None:
+    folder.mkdir()
+    for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        dataset_of([0, 1, 1], names).to_parquet(folder / f"train-0000{number}-of-00002.parquet")
+
+
 def no_depth(folder: Path) -> None:
     for file in folder.glob("*/depths/*.png"):
         write_image(file, np.zeros((6, 8), np.uint16))
@@ -356,6 +362,11 @@ DATASETS = [
     ),
     *data_rows("keypoint_detection", write_shares, ("keypoints-in-shares", keep, "8 of 8 | Multiply x by the width")),
     *data_rows("universal_segmentation", write_mask_folders, ("things-or-stuff", keep, '_classes "car" | to ""')),
+    *data_rows(
+        "image_classification",
+        write_shards_of_other_orders,
+        ("classes-in-another-order", keep, "'label' | train-00001-of-00002 | train-00000-of-00002 | the same order"),
+    ),
     *data_rows("image_classification", write_first_shard, ("missing-shard", keep, "1 shards | train-00001-of-00002")),
     *data_rows(
         "zero_shot_image_classification",

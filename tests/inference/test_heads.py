@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
-from hf_vit.commands.visualize import visualize
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel, visualize_model
 from hf_vit.inference.export import export_model
 from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
 from hf_vit.inference.serving.app import Limits
 from hf_vit.inference.serving.page import Panel
+from hf_vit.inference.serving.photos import Photo, PhotoStore
 from hf_vit.inference.serving.served_model import open_models
 from hf_vit.visualize.inspection import open_for_inspection
 
@@ -77,7 +77,7 @@ def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, 
 
 def test_visualize_draws_the_predictions_of_all_heads(workplace: Path, tmp_path: Path) -> None:
     files: list[str] = []
-    visualize(str(workplace / "both"), [workplace / "image.png"], output_dir=tmp_path, report=files.append)
+    visualize_model(str(workplace / "both"), [workplace / "image.png"], output_dir=tmp_path, report=files.append)
     assert {"predictions.png", "pca.png", "image_attention.png"} <= {Path(file).name for file in files}
     list(predict_files(str(workplace / "both"), [workplace / "image.png"], picture=tmp_path / "same.png"))
     with Image.open(tmp_path / "predictions.png") as drawn, Image.open(tmp_path / "same.png") as same:
@@ -101,7 +101,7 @@ def test_exported_folders_hold_the_labels_of_each_head(workplace: Path, tmp_path
     assert labels.keys() == {"rooms", "species"}
 
 
-def test_served_models_answer_with_all_heads(workplace: Path) -> None:
+def test_served_models_answer_with_all_heads(workplace: Path, tmp_path: Path) -> None:
     (served,) = open_models([str(workplace / "both")], {"threshold": None, "candidate_labels": None})
     (good, _), (bad, _) = served.predict([(workplace / "image.png").read_bytes(), b"no image"])
     assert good.keys() == {"rooms", "species"}
@@ -109,7 +109,8 @@ def test_served_models_answer_with_all_heads(workplace: Path) -> None:
     (vector,) = served.embed([(workplace / "image.png").read_bytes()])
     assert len(vector) == small_config().hidden_size
     with gr.Blocks(), served.threads["predictions"]:
-        *_, text, _ = Panel(served, Limits()).answer((workplace / "image.png").read_bytes())
+        photo = Photo((workplace / "image.png").read_bytes(), "session")
+        *_, text, _ = Panel(served, Limits(), PhotoStore(tmp_path, 1_000_000)).answer(photo)
     parts = dict(re.findall(r"<h4>(\w+)</h4>(.*?)(?=<h4>|$)", text))
     assert parts.keys() == {"rooms", "species"}
     assert good["species"]["label"] in parts["species"]

@@ -1,7 +1,6 @@
-"""Test `hf-vit serve`: answers, batches, limits, errors, cancellation, shutdown, and the folder of a Space."""
+"""Test `hf-vit serve`: answers, batches, limits, errors, cancellation and shutdown."""
 
 import base64
-import json
 import socket
 import struct
 import threading
@@ -18,14 +17,12 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-import yaml
 from fastapi import FastAPI
 from PIL import Image
 from starlette.testclient import TestClient
 
 import hf_vit
-from hf_vit import cli
-from hf_vit.inference.serving import served_model, write_space
+from hf_vit.inference.serving import served_model
 from hf_vit.inference.serving.app import Limits, build_app
 from hf_vit.inference.serving.batching import BatchThread, QueueFullError
 from hf_vit.inference.serving.served_model import ServedModel, find_image_error, open_models
@@ -337,30 +334,6 @@ def test_a_terminated_server_finishes_running_requests(folder: Path, tmp_path: P
         process.terminate()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{address}/health")
-
-
-def test_a_space_contains_its_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "classes" / "optimizer.pt").touch()
-    cli.main(["serve", str(folder / "classes"), "user/name", "--space", str(tmp_path / "space")])
-    assert "Wrote the Space" in capsys.readouterr().out
-    _, header, _ = (tmp_path / "space" / "README.md").read_text().split("---\n")
-    assert yaml.safe_load(header) | {"sdk": "gradio", "app_file": "app.py"} == yaml.safe_load(header)
-    code = (tmp_path / "space" / "app.py").read_text()
-    assert "serve_models(['models/classes', 'user/name'], " in code
-    compile(code, "app.py", "exec")
-    copied = {file.name for file in (tmp_path / "space" / "models" / "classes").iterdir()}
-    assert {"config.json", "model.safetensors", "preprocessor_config.json"} <= copied
-    assert "optimizer.pt" not in copied
-    assert json.loads((tmp_path / "space" / "models" / "classes" / "config.json").read_text())
-    with pytest.raises(ValueError, match="is not empty"):
-        write_space(["user/name"], tmp_path / "space")
-    cli.main(["serve", "user/name", "--head", "rooms", "--labels", "a", "--space", str(tmp_path / "head")])
-    assert "7860, top_k=3, labels=['a'], head='rooms')" in (tmp_path / "head" / "app.py").read_text()
-    with pytest.raises(SystemExit, match="cannot keep a token secret"):
-        cli.main(["serve", "user/name", "--token", "key", "--space", str(tmp_path / "token")])
-    (tmp_path / "classes").mkdir()
-    with pytest.raises(ValueError, match="Several models are named models/classes"):
-        write_space([str(folder / "classes"), str(tmp_path / "classes")], tmp_path / "twice")
 
 
 def test_duplicate_and_unknown_models_raise_an_error(folder: Path, tmp_path: Path) -> None:

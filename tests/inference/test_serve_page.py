@@ -7,35 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gradio
 import pytest
-import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
 import hf_vit
-from hf_vit.inference.serving.app import Limits, build_app
-from hf_vit.inference.serving.page import PageServer, add_page
+from hf_vit.inference.serving.app import Limits
+from hf_vit.inference.serving.page import Panel
+from hf_vit.inference.serving.photos import PhotoStore
 from hf_vit.inference.serving.served_model import open_models
 
 from ..helpers.images import noise
 from ..helpers.models import save_model, small_config
 from ..helpers.references import draw_weights
-from ..helpers.servers import run_server
+from ..helpers.servers import serve_page
 
 
 CHROMIUM = shutil.which("chromium")
 WAIT = 20_000  # milliseconds
-
-
-@contextmanager
-def serving(models: list[str]) -> Iterator[str]:
-    """Serve models with the page on a port of this machine, with the token "key", and return the address."""
-    opened, limits = open_models(models, {"top_k": 3}), Limits(max_pixels=1_000_000)
-    app = build_app(opened, limits, token="key")
-    page = add_page(opened, limits, app)
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5)
-    with run_server(PageServer(config, page)) as address:
-        yield address
 
 
 @contextmanager
@@ -48,10 +38,23 @@ def browser_page() -> Iterator[Page]:
         environment = {"HOME": folder, "TMPDIR": folder}
         arguments = ["--no-sandbox", "--disable-gpu"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, env=environment)
-        page = browser.new_page(http_credentials={"username": "", "password": "key"})
-        page.set_default_timeout(WAIT)
-        yield page
+        context = browser.new_context(http_credentials={"username": "", "password": "key"})
+        context.set_default_timeout(WAIT)
+        yield context.new_page()
         browser.close()
+
+
+def test_the_page_shows_the_warnings_of_a_model_card(tmp_path: Path) -> None:
+    model = hf_vit.HfViTForObjectDetection(small_config())
+    draw_weights(model)
+    save_model(model, tmp_path)
+    error = '<p class="error">This model is behind &lt;mean box&gt;.</p>'
+    for card, shown in (("", ""), ("warnings:\n- This model is behind <mean box>.\n", error)):
+        (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{card}---\n")
+        (opened,) = open_models([str(tmp_path)], {"top_k": 3})
+        with gradio.Blocks():
+            title = Panel(opened, Limits(), PhotoStore(tmp_path, 10**6)).title("· 3 ms")
+        assert title.endswith(f"· 3 ms</span>{shown}")
 
 
 def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) -> None:
@@ -66,7 +69,8 @@ def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) ->
     Image.fromarray(noise(60, 90, 3)).save(photo)
     broken.write_bytes(photo.read_bytes()[:500])
     lines = [hf_vit.predict(tmp_path / name, photo)[0] for name in names]
-    with browser_page() as page, serving([str(tmp_path / name) for name in names]) as address:
+    opened = open_models([str(tmp_path / name) for name in names], {"top_k": 3})
+    with browser_page() as page, serve_page(opened, Limits(max_pixels=1_000_000), token="key") as (address, *_):
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
@@ -87,3 +91,38 @@ def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) ->
         expect(page.locator(".error")).to_have_count(2, timeout=WAIT)
         assert all("cannot be decoded" in text for text in page.locator(".error").all_inner_texts())
         assert all(url.startswith((address, "data:", "blob:")) for url in requests), requests
+
+
+def test_tabs_with_a_model_of_several_heads_keep_their_photos(tmp_path: Path) -> None:
+    for name, kind in (("species", hf_vit.HfViTForImageClassification), ("rooms", hf_vit.HfViTForDepthEstimation)):
+        model = kind(small_config())
+        draw_weights(model)
+        save_model(model, tmp_path / name)
+    both = hf_vit.HfViTForMultiTask.from_heads(species=tmp_path / "species", rooms=tmp_path / "rooms")
+    both.save_pretrained(tmp_path / "both")
+    photos = [tmp_path / "wide.png", tmp_path / "tall.png"]
+    for number, photo in enumerate(photos):
+        Image.fromarray(noise(60 + 30 * number, 90, 3, seed=number)).save(photo)
+    lines = [hf_vit.predict(tmp_path / "both", photo)[0] for photo in photos]
+    opened = open_models([str(tmp_path / "both")], {"top_k": 3})
+    with browser_page() as page, serve_page(opened, Limits(), token="key") as (address, _, store):
+        tabs = [page, page.context.new_page()]
+        for tab in tabs:
+            tab.goto(address)
+        for tab, photo in zip(tabs, photos, strict=True):
+            tab.locator("input[type=file]").first.set_input_files(photo)
+        for tab, line in zip(tabs, lines, strict=True):
+            expect(tab.locator("h4")).to_have_text(["rooms", "species"], timeout=WAIT)
+            assert tab.locator(".rows tr").first.inner_text().split()[0] == line["species"]["label"]
+            assert f"{line['rooms']['max']:.2f} {line['rooms']['unit']}" in tab.locator(".ends").inner_text()
+            tab.locator("img[src*='/file=']").first.click()
+            expect(tab.locator(".attention img")).to_have_count(1, timeout=WAIT)
+        sources = [picture.get_attribute("src") for picture in page.locator("img[src*='/file=']").all()]
+        other = page.context.browser.new_context(http_credentials={"username": "", "password": "key"})
+        for source in sources:
+            assert page.context.request.get(str(source)).status == 200
+            assert other.request.get(str(source)).status == 403
+        for file in filter(Path.is_file, store.folder.iterdir()):
+            file.unlink()
+        page.locator("img[src*='/file=']").first.click()
+        expect(page.get_by_text("The photo is no longer stored").first).to_be_visible(timeout=WAIT)

@@ -9,8 +9,8 @@ import torch
 from hf_vit import HfViTForJointEmbedding
 from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
 from hf_vit.model.task_joint_embedding import assign, koleo_loss, patch_cross_entropy, view_cross_entropy
+from hf_vit.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
 from hf_vit.training.callbacks.ema import WeightAverage
-from hf_vit.training.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
 
 from ..helpers.models import DINO, TRAINING_CASES, small_config
 
@@ -20,8 +20,9 @@ CASE = TRAINING_CASES["dino"]
 
 def teach(world_size: int = 1, process_index: int = 0, **attributes: Any) -> Teach:
     """Return the `Teach` callable that a trainer in several processes calls for each batch."""
-    args: Any = SimpleNamespace(world_size=world_size, process_index=process_index)
-    return Teach(SimpleNamespace(args=args, **attributes))
+    transform = Teach(process_index, world_size)
+    transform.attach(SimpleNamespace(**attributes))
+    return transform
 
 
 def make_model(**overrides: Any) -> HfViTForJointEmbedding:

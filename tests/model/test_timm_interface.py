@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.training.tasks import TASKS
+from hf_vit.tasks import TASKS
 
 from ..helpers.models import MODEL_CLASSES, pixels, small_config
 from ..helpers.references import draw_weights

@@ -15,7 +15,7 @@ from ..helpers.processes import Process
 
 # A test is slow if it uses one of the objects below directly, through a fixture, or through a helper function.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
-TRAINS = {"call_command", "load_script", "make_trainer", "run", "run_task"}
+TRAINS = {"build_run", "call_command", "load_script", "make_trainer", "run", "run_task"}
 SWEEPS = ("convert", "visualize")  # test files that run many models or draw with matplotlib
 OWN_PACKAGE = __name__.partition(".")[0]
 NEW_MODULES = 200  # number of newly imported modules after which their objects are excluded from garbage collection

@@ -19,7 +19,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_vit
 from hf_vit import HfViTImageProcessor, HfViTProcessor
 from hf_vit.model.pipeline_hf_vit import CPU_BATCH, ReadAhead
-from hf_vit.training import train_tokenizer
+from hf_vit.tasks import train_tokenizer
 
 from ..helpers.images import noise
 from ..helpers.models import small_config

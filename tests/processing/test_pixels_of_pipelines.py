@@ -26,7 +26,8 @@ from hf_vit.features.extraction import ImageReader
 from hf_vit.inference.sources import open_image
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
-from hf_vit.training import HfViTTrainingArguments, data_notes
+from hf_vit.tasks.common import data_notes
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.images import noise
 from ..helpers.models import small_config

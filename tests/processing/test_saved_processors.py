@@ -20,7 +20,7 @@ from hf_vit import (
 )
 from hf_vit.convert import load_image_processor
 from hf_vit.convert.image_processor import image_processor_options, timm_image_processor_options
-from hf_vit.training import train_tokenizer
+from hf_vit.tasks import train_tokenizer
 
 from ..convert.test_convert_image_processor import PUBLISHED, TIMM
 from ..helpers.fresh import run_with_package, run_without_package

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from hf_vit.training import TASKS, HfViTTrainingArguments
+from hf_vit.tasks import TASKS
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import ROOT, run_python

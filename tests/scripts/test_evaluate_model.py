@@ -7,8 +7,8 @@ import pytest
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling
 from hf_vit.options.recipe import with_recipe
-from hf_vit.training import TASKS
-from hf_vit.training.run import find_task, plan_evaluation, task_of_model
+from hf_vit.runs.evaluate import find_task, plan_evaluation, task_of_model
+from hf_vit.tasks import TASKS
 
 from ..helpers.models import save_model
 from ..helpers.options import call_command, evaluation_values
@@ -66,11 +66,11 @@ def test_no_evaluation_writes_over_another_one(tmp_path: Path, monkeypatch: pyte
         config_of(tmp_path / model, "HfViTForDepthEstimation")
         arguments = ["--model_name_or_path", model, "--dataset_name", data, "--use_cpu"]
         for end in ("", "-2", "-3"):
-            folder = Path(plan_evaluation(evaluation_values(arguments))[0].args.output_dir)
+            folder = Path(plan_evaluation(evaluation_values(arguments))[1].output_dir)
             assert folder == Path("outputs", "evaluation", name + end)
             folder.mkdir(parents=True)
             (folder / "test_scores.json").touch()
-        given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
+        given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[1].output_dir
         assert given == str(folder)  # a given output folder is not changed
 
 

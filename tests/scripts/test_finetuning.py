@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.training import TASKS
+from hf_vit.tasks import TASKS
 
 from ..helpers import distributed
 from ..helpers.datasets import write_class_folders

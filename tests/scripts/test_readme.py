@@ -19,7 +19,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from hf_vit import HfViTConfig, cli
-from hf_vit.training import TASKS
+from hf_vit.tasks import TASKS
 
 from ..helpers.fresh import ROOT, run_with_package, run_without_package
 
@@ -226,7 +226,7 @@ def test_links_tasks_and_folders_exist() -> None:
     assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
 
 
-JOINING = ("hf_vit/model/task_multi_task.py", "hf_vit/training/tasks/multi_task.py")  # lists of all tasks
+JOINING = ("hf_vit/model/task_multi_task.py", "hf_vit/tasks/multi_task.py")  # lists of all tasks
 APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu", *JOINING)
 
 
@@ -244,3 +244,11 @@ def test_add_a_task_section_lists_all_files_of_the_depth_task() -> None:
     }
     assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"
     assert len(joined) <= 10
+
+
+MOST_WORDS = 10_000
+
+
+def test_readme_files_are_short_enough_to_be_read() -> None:
+    words = (word for file in READMES for word in file.read_text().split())
+    assert sum(any(map(str.isalnum, word)) for word in words) <= MOST_WORDS

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit.training import TASKS, HfViTTrainingArguments
+from hf_vit.tasks import TASKS
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.fresh import ROOT
 from ..helpers.options import parse_arguments

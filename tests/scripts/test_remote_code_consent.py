@@ -10,11 +10,7 @@ from transformers import PreTrainedTokenizerFast, ViTConfig, ViTForImageClassifi
 
 import hf_vit
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
-from hf_vit.training.tasks.zero_shot_image_classification import (
-    ImageTextArguments,
-    encoder_options,
-    make_tokenizer,
-)
+from hf_vit.tasks.zero_shot_image_classification import ImageTextArguments, encoder_options, make_tokenizer
 from hf_vit.training.teacher import open_teacher
 
 from ..helpers.fresh import run_command

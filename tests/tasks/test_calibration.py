@@ -9,8 +9,8 @@ from transformers import pipeline
 
 import hf_vit
 from hf_vit.model.calibration import SIMILARITY_FILE
+from hf_vit.runs import report
 from hf_vit.training import evaluator_trainer
-from hf_vit.training.publishing import report
 
 from ..helpers.datasets import load_digits
 from ..helpers.dense_trainings import run_task

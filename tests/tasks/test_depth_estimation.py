@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
+from hf_vit.evaluation.baseline import score_naive_baseline
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
+from hf_vit.runs.evaluate import evaluate
+from hf_vit.tasks import depth_estimation
+from hf_vit.tasks.common.models import load_model
+from hf_vit.tasks.depth_estimation import DepthArguments, DepthEvaluator, choose_max_depth
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.models import load_model
-from hf_vit.training.publishing.report import score_naive_baseline
-from hf_vit.training.run import evaluate
-from hf_vit.training.tasks import depth_estimation
-from hf_vit.training.tasks.depth_estimation import DepthArguments, DepthEvaluator, choose_max_depth
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,
@@ -55,10 +55,12 @@ def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None
 def test_options_set_the_metric_and_the_baseline_uses_few_images(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     train, scored = trainer.train_dataset.dataset, trainer.eval_dataset
-    whole = score_naive_baseline(trainer, train, scored)
-    name, scores = score_naive_baseline(trainer, train, scored, most=2)
-    assert name == f"{whole[0]} (of 2 training images)"
-    assert scores == score_naive_baseline(trainer, train.select([0, len(train) - 1]), scored)[1] != whole[1]
+    known = trainer.evaluator, trainer.args
+    ((name, whole),) = score_naive_baseline(*known, train, scored).items()
+    ((short_name, scores),) = score_naive_baseline(*known, train, scored, most=2).items()
+    assert short_name == f"{name} (of 2 training images)"
+    (two,) = score_naive_baseline(*known, train.select([0, len(train) - 1]), scored).values()
+    assert scores == two != whole
     options = ["--eval_crop", "garg", "--eval_alignment", "median", "--min_eval_depth", "1", "--max_eval_depth", "5"]
     metric = make_trainer(TASK, scenes, tmp_path, *options).evaluator.metric
     assert (metric.crop, metric.alignment, metric.min_depth, metric.max_depth) == ("garg", "median", 1, 5)

@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import HfViTTrainingArguments, make_trainer
-from hf_vit.training.arguments import TaskArguments
-from hf_vit.training.models import input_size, load_model
+from hf_vit.runs import make_trainer
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.common.models import input_size, load_model
+from hf_vit.tasks.image_classification import ClassificationArguments, load_classifier
+from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.output_folder import checkpoint_to_resume
-from hf_vit.training.tasks.image_classification import ClassificationArguments, load_classifier
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
 from ..helpers.datasets import load_digits, write_class_folders

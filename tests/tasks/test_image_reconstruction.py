@@ -15,11 +15,13 @@ from torch import Tensor
 from hf_vit import HfViTForImageReconstruction, HfViTImageProcessor
 from hf_vit.evaluation.reconstruction import ReconstructedImage, ReconstructionMetric
 from hf_vit.model.task_image_reconstruction import HfViTLatentDistribution
-from hf_vit.training.tasks.image_reconstruction import ImageReconstruction
+from hf_vit.runs import build_run
+from hf_vit.tasks.base import plain_batches
+from hf_vit.tasks.image_reconstruction import ImageReconstruction
 
 from ..helpers.fresh import run_without_package
 from ..helpers.models import RAE, SMALL, small_config
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, opened_run, run_of
 from ..helpers.pretraining import BATCH, CONFIG, DECODER, write_colors
 from ..helpers.pretraining import SMALL as SMALL_RUN
 from ..helpers.references import draw_weights
@@ -184,11 +186,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_starts_from_principal_components(workplace: Path, tmp_path: Path) -> None:
     """Compare the initial weights with a singular value decomposition in NumPy."""
     options = ["--min_crop_scale", "1.0", "--latent_channels", "8", "--horizontal_flip", "0"]
-    task = task_of(ImageReconstruction, arguments_of(workplace / "colors", tmp_path, *options))
-    task.load_data()
-    trainer = task.make_trainer()
+    task = opened_run(ImageReconstruction, arguments_of(workplace / "colors", tmp_path, *options))
+    trainer = build_run(task).trainer
     model, processor = trainer.model.eval(), trainer.processing_class
-    images = torch.cat([batch["pixel_values"] for batch in task.plain_batches(model, processor, 1000)])
+    images = torch.cat(
+        [batch["pixel_values"] for batch in plain_batches(task.task, model, processor, task.data, 1000)]
+    )
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 4, 5, 1).reshape(-1, 48).double().numpy()
     mean = patches.mean(axis=0)
     rows = np.linalg.svd(patches - mean, full_matrices=False)[2][:8]
@@ -237,9 +240,8 @@ def test_a_training_resumes_and_continues(workplace: Path, tmp_path: Path) -> No
     expected, resumed = (load_file(place / "model.safetensors") for place in (workplace / "kl", tmp_path / "resumed"))
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
     again = ["--model_name_or_path", str(workplace / "kl"), "--dataset_name", str(workplace / "colors")]
-    task = task_of(ImageReconstruction, [*SMALL_RUN, *BATCH, *again, "--output_dir", str(tmp_path / "again")])
-    task.load_data()
-    started = task.make_trainer().model.state_dict()
+    task = opened_run(ImageReconstruction, [*SMALL_RUN, *BATCH, *again, "--output_dir", str(tmp_path / "again")])
+    started = build_run(task).trainer.model.state_dict()
     assert all(torch.equal(weight, started[name]) for name, weight in expected.items())
 
 
@@ -261,8 +263,7 @@ def test_options_without_an_encoder_are_refused(tmp_path: Path) -> None:
         (["--latent_type", "rae"], "latent_type='rae' uses the tokens of a trained encoder"),
         (["--feature_weight", "1"], "feature_weight=1.0 requires a trained encoder"),
     ):
-        task = task_of(ImageReconstruction, arguments_of("photos", tmp_path / "out", *options))
         with pytest.raises(ValueError, match=message):
-            task.check_options()
+            run_of(ImageReconstruction, arguments_of("photos", tmp_path / "out", *options))
     with pytest.raises(ValueError, match=r"num_latent_layers=9 exceeds num_hidden_layers=3"):
         make_model(RAE, num_latent_layers=9)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
 from hf_vit.data.augmentation.views import MultiCrop, ViewColors
-from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
+from hf_vit.runs import build_run
+from hf_vit.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
 
 from ..helpers.dense_trainings import scores_of
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, opened_run
 from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
 
 
@@ -80,23 +81,12 @@ def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp
 
 def test_the_scores_depend_only_on_model_and_images(objective: str, workplace: Path, tmp_path: Path) -> None:
     arguments = arguments_of(objective, workplace / "colors", tmp_path, "--train_val_split", "0.4")
-    task = task_of(JointEmbedding, arguments)
-    task.load_data()
-    trainer = task.make_trainer()
+    task = opened_run(JointEmbedding, arguments)
+    trainer = build_run(task).trainer
     scores = scores_of(trainer)
     torch.manual_seed(7)
     trainer.args.per_device_eval_batch_size = 7
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-4)
-
-
-def test_schedule_free_optimizer_with_a_teacher_raises(tmp_path: Path) -> None:
-    write_colors(tmp_path / "colors")
-    options = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
-    arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)
-    task = task_of(JointEmbedding, arguments)
-    task.load_data()
-    with pytest.raises(ValueError, match="already averages the weights"):
-        task.make_trainer()
 
 
 def test_processes_draw_the_views_that_one_draws() -> None:

@@ -18,8 +18,8 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.datasets import BalancedSampler
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training.class_weights import choose_weights
-from hf_vit.training.regularization import Mixing, WeightedLoss
+from hf_vit.tasks.common.class_weights import choose_weights
+from hf_vit.tasks.common.regularization import Mixing, WeightedLoss
 
 from ..helpers.fresh import run_command, run_without_package
 from ..helpers.models import encoder_shape

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.training.arguments import TaskArguments, UnlabeledArguments
-from hf_vit.training.publishing.report import describe_data
-from hf_vit.training.tasks.image_classification import load_classifier
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
+from hf_vit.runs import build_run
+from hf_vit.runs.report import describe_data
+from hf_vit.tasks.common.arguments import TaskArguments, UnlabeledArguments
+from hf_vit.tasks.image_classification import load_classifier
+from hf_vit.tasks.masked_image_modeling import MaskedImageModeling
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
-from ..helpers.options import call_command, task_of
+from ..helpers.options import call_command, run_of
 from ..helpers.pretraining import A_FEW, arguments_of, make_task, make_trainer, pretrain, train_all_ways, write_colors
 
 
@@ -152,17 +153,17 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
 
 def test_no_image_is_its_own_neighbor(workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ["--streaming", "true", *A_FEW]
-    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").loaded
+    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").data
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
     assert (len(scored), len(known), len(scored & known)) == (15, 21, 0)
     assert "nearest-neighbor accuracy is not" not in caplog.text
     for without_others in (options, ["--train_val_split", "0"]):
-        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).loaded
+        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).data
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
         assert "The nearest-neighbor accuracy is not computed, because all 36 training images" in caplog.text
         caplog.clear()
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
-    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
+    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).data
     # Preparing the data reads only the first 12 images of the stream.
     assert (images.num_train, len(images.splits["train"])) == (8, 2)
 
@@ -214,7 +215,7 @@ def test_flags_set_the_objective_and_batches_the_learning_rate(workplace: Path, 
 
     def rate(*options: str) -> float:
         arguments = ["--use_cpu", "--output_dir", str(tmp_path), *options]
-        return task_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate
+        return run_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate
 
     assert rate("--per_device_train_batch_size", "128", "--gradient_accumulation_steps", "4") == pytest.approx(3e-4)
     assert rate("--learning_rate", "1e-2") == 1e-2
@@ -256,7 +257,7 @@ def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> 
     for options, message in (
         ("--streaming true", steps),
         ("--streaming true --max_steps 9 --eval_strategy no", r"Set --save_strategy steps\."),
-        ("--streaming true --max_train_samples 5", "max_train_samples=5 is not supported for streams"),
+        ("--streaming true --max_train_samples 5", "streaming=True and max_train_samples=5 exclude each other"),
         ("--shuffle_buffer_size 0", "shuffle_buffer_size=0 must be at least 1"),
         ("--dataset_name photos,", "dataset_name='photos,' has a comma with no name before or after it"),
         ("--max_knn_samples -1", "max_knn_samples=-1 must be at least 0"),
@@ -265,4 +266,4 @@ def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> 
         ("--early_stopping_patience 1 --metric_for_best_model accuracy", "'accuracy' is not a score .* knn_acc"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_task(workplace / "colors", tmp_path, *options.split()).make_trainer()
+            build_run(make_task(workplace / "colors", tmp_path, *options.split()))

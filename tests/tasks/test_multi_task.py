@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -22,12 +23,15 @@ from hf_vit import (
     HfViTImageProcessor,
     HfViTModel,
 )
+from hf_vit.convert.model_card import read_card_data
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
-from hf_vit.training import TASKS
+from hf_vit.runs import Run, build_run, open_run
+from hf_vit.runs.evaluate import evaluate
+from hf_vit.runs.run import train
+from hf_vit.tasks import TASKS
 from hf_vit.training.multi_task import NUM_MEASURED, LossWeights
-from hf_vit.training.run import evaluate, train
 
 from ..helpers.dense_trainings import CONFIG
 from ..helpers.fresh import run_command
@@ -109,6 +113,9 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert "| rooms abs_rel |" in card
     assert "| cells map_50 |" in card
     assert "![rooms: Image, truth and prediction](rooms/" in card
+    warnings = read_card_data(str(trained)).get("warnings")
+    assert any(re.fullmatch(r"cells: Only \d+ of \d+ objects are found \(.*\)\.", text) for text in warnings)
+    assert warnings[-1].startswith("12 steps are too few to train a model from scratch.")
     weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
     assert {name: len(norms) for name, norms in weights.items()} == dict.fromkeys(HEADS, NUM_MEASURED)
     assert "parameters for several tasks: rooms (depth estimation), cells (object " in card
@@ -195,11 +202,10 @@ def test_stored_features_do_not_change_the_training(
 def test_a_universal_head_on_a_frozen_backbone_adds_blocks(scenes: Path, tmp_path: Path) -> None:
     masks = {"universal_segmentation_config": CONFIG["universal_segmentation_config"]}
     tasks = {"universal-segmentation": {"data": str(scenes), "thing_classes": "cat,dog", "config_overrides": masks}}
-    task = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
+    task, args = TASKS["multi-task"].from_options({**OPTIONS, "tasks": tasks, "output_dir": str(tmp_path)})
     for blocks, head in ((None, "queries"), (0, "mask")):
-        task.args.trainable_blocks = blocks
-        task.load_data()
-        assert task.make_trainer().model.heads["universal_segmentation"].options.head == head
+        args.trainable_blocks = blocks
+        assert build_run(open_run(Run(task, args))).trainer.model.heads["universal_segmentation"].options.head == head
 
 
 def test_weights_of_a_published_backbone_are_reported_once(
@@ -259,6 +265,11 @@ def test_two_processes_train_as_one(trained: Path, places: dict[str, Any], tmp_p
         ({"rooms": {"data": "x"}}, "rooms has the task 'rooms'. Set task to one of image-classification"),
         ({"depth-estimation": {"head": "conv"}}, "depth-estimation has no data"),
         ({"depth-estimation": {"data": "x", "share": 0}}, "has the share 0. Set it to a positive number"),
+        ({"depth-estimation": {"data": "x", "share": "half"}}, "has the share 'half'"),
+        ({"depth-estimation": {"data": "x", "weight": True}}, "has the weight True. Set it to a positive number"),
+        ({"depth-estimation": {"data": "x", "weight": float("inf")}}, "has the weight inf. Set it to a positive"),
+        ({"my-head": {"data": "x"}, "my_head": {"data": "y"}}, "'my-head' and 'my_head' are the same name"),
+        ({"depth-estimation": {"data": "x", "image-size": 32}}, "has image_size, which all heads share"),
         ({"depth-estimation": {"data": "x", "image_size": 32}}, "has image_size, which all heads share"),
         ({"depth-estimation": 3}, "is 3, not a mapping"),
         ({"depth-estimation": {"data": "x", "decoder": "queries"}}, "Unknown option decoder"),

@@ -9,9 +9,9 @@ import torch
 
 from hf_vit import HfViTForObjectDetection, HfViTImageProcessor
 from hf_vit.evaluation.detection import DetectionMetric
-from hf_vit.training.arguments import TaskArguments
-from hf_vit.training.models import load_model
-from hf_vit.training.tasks.object_detection import DetectionEvaluator
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.common.models import load_model
+from hf_vit.tasks.object_detection import DetectionEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer
 from ..helpers.models import TRAINING_CASES, save_model, small_config

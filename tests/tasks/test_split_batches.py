@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, make_trainer, task_of
+from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, make_trainer
+from ..helpers.options import run_of
 from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
@@ -47,6 +48,7 @@ def test_parts_of_a_batch_hold_out_the_same_images(tmp_path: Path, scenes: Path)
     def find_purpose(batch_size: int, parts: int) -> str:
         split = ["--per_device_train_batch_size", str(batch_size), "--gradient_accumulation_steps", str(parts)]
         options = arguments_of("semantic_segmentation", scenes, tmp_path / "out", "--max_steps", "18", *split)
-        return task_of(ALL_TASKS["semantic_segmentation"], options).held_out_for
+        run = run_of(ALL_TASKS["semantic_segmentation"], options)
+        return run.task.held_out_for(run.args)
 
     assert [find_purpose(4, 1), find_purpose(2, 2), find_purpose(2, 1)] == ["choose the scale"] * 2 + [""]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
 from hf_vit.evaluation.segmentation import UniversalMetric
 from hf_vit.model.task_universal_segmentation import mask_probabilities
-from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
+from hf_vit.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
 from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, train
 from ..helpers.options import call_command

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPM
 
 from hf_vit import HfViTConfig, HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor
 from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
-from hf_vit.training import train_tokenizer
-from hf_vit.training.publishing.hub import check_upload
+from hf_vit.tasks import train_tokenizer
+from hf_vit.training.hub import check_upload
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
@@ -240,7 +240,7 @@ def test_a_batch_has_an_image_once_and_the_loss_of_the_model(workplace: Path, tm
 
 
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
-    own_tokens = "--tokenizer_name name has its own vocabulary and size. Remove --vocab_size 300"
+    own_tokens = "vocab_size=300 and tokenizer_name='name' exclude each other: the tokenizer has its own vocabulary"
     of_a_class = "'a photo'. Each template needs one {} for the class name"
     saved = ["--model_name_or_path", str(workplace / "pairs"), "--max_text_length", "9"]
     colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from hf_vit import HfViTForImageClassification
+from hf_vit.options.library import options_of
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training import HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.models import load_model
-from hf_vit.training.training_arguments import usable_cores
+from hf_vit.options.training_arguments import usable_cores
+from hf_vit.tasks import TASKS, ImageClassification
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.models import load_model
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.models import small_config
 from ..helpers.options import parse_arguments
@@ -89,6 +91,9 @@ def test_processes_share_the_cores_of_their_job(monkeypatch: pytest.MonkeyPatch)
         ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
         ("classification_loss: hinge", "classification_loss='hinge' must be one of cross_entropy, bce"),
         ("seed: [1", r"recipe\.yaml is neither YAML nor JSON"),
+        ("seed: 1\nuse_cpu: true\nseed: 2\n", r"recipe\.yaml, line 3: the key 'seed' occurs twice"),
+        ('{"config_overrides": {"hidden_size": 8, "hidden_size": 16}}', "'hidden_size' occurs twice"),
+        ("max_steps: 1\nmax-steps: 2\n", "'max_steps' and 'max-steps' are the same name"),
     ],
 )
 def test_mistakes_in_files_are_explained(content: str, message: str, tmp_path: Path) -> None:
@@ -166,14 +171,10 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
         ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
         ({"use_muon": True, "optim": "sgd"}, "use_muon=True requires AdamW for the other weights, not optim=sgd"),
-        ({"optim": "schedule_free_adamw"}, r"lr_scheduler_type=cosine\. Use --lr_scheduler_type constant"),
+        ({"optim": "schedule_free_adamw"}, r"optim=schedule_free_adamw is not supported\. Use the default optimizer"),
         # Options of weight averaging
         ({"ema_decay": 1.0}, r"ema_decay=1\.0 must lie in \(0, 1\)"),
         ({"ema_decay": 0.0}, r"ema_decay=0\.0 must lie in \(0, 1\)"),
-        (
-            {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
-            "already averages the weights",
-        ),
         # Options of adapters
         ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
         ({"lora_rank": 2, "lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
@@ -185,12 +186,33 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"bce_target_threshold": 0.0}, r"bce_target_threshold=0\.0 requires --classification_loss bce"),
         ({"classification_loss": "bce", "bce_target_threshold": 1.0}, r"=1\.0 must lie in \[0, 1\)"),
         ({"repeated_augmentations": 0}, "repeated_augmentations=0 must be at least 1"),
-        ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
+        # Options that exclude each other
+        ({"streaming": True, "minutes": 5}, r"streaming=True and minutes=5\.0 exclude each other: a time budget"),
+        (
+            {"mixup_alpha": 0.2, "cached_views": 2},
+            r"mixup_alpha=0\.2 and cached_views=2 exclude .* Remove one of the two",
+        ),
+        ({"teacher": "folder", "cached_views": 2}, "the teacher needs the images"),
+        ({"torch_compile_backend": "eager", "cached_views": 2}, "torch_compile=True and cached_views=2 exclude"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(ImageClassification.argument_types(), {**PLACES, **values})
+
+
+def test_options_without_effect_exclude_no_others() -> None:
+    for values in (
+        {"mixup_alpha": 0.0, "repeated_augmentations": 1, "torch_compile": False, "cached_views": 2},
+        {"mixup_alpha": 0.2, "cached_views": 0},
+    ):
+        build(ImageClassification.argument_types(), {**PLACES, **values})
+
+
+def test_conflicts_name_options() -> None:
+    known = options_of(*(kind for task in TASKS.values() for kind in task.argument_types()))
+    conflicts = {other for metadata in known.values() for other in metadata["conflicts"]}
+    assert {"cached_views", "model_name_or_path", "tokenizer_name"} <= conflicts <= known.keys()
 
 
 def processor_of(**options: Any) -> Any:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, last_checkpoint
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
 from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.training.checkpoints import find_resume_error
-from hf_vit.training.publishing.hub import check_upload, list_upload
+from hf_vit.training.hub import check_upload, list_upload
 
 from ..helpers import distributed
 from ..helpers.averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand, train_with_muon

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_vit.training import HfViTTrainer, ImageClassification, NotFiniteError, Preempted, last_checkpoint
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, NotFiniteError, Preempted, last_checkpoint
 from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.errors import CheckpointError
 from hf_vit.training.optimizer import whole as whole_tensor
@@ -177,7 +178,7 @@ def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there
     folder = checkpoint.parent
     assert last_checkpoint(folder) == str(checkpoint)
     # Interrupt training before the checksums of the checkpoint are written.
-    monkeypatch.setattr(HfViTTrainer, "_seal", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(HfViTTrainer, "seal_checkpoint", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         digits_trainer(folder, **LAST_STEP).train()
     assert (checkpoint / STATE).is_file()
@@ -442,9 +443,9 @@ def test_old_checkpoints_are_deleted_by_step_after_the_new_checksums(tmp_path: P
         return {folder.name.removeprefix("checkpoint-") for folder in tmp_path.glob("checkpoint-*")}
 
     class ClockThatJumps(HfViTTrainer):
-        def _seal(self, checkpoint: Path) -> None:
+        def seal_checkpoint(self, checkpoint: Path) -> None:
             seen.append(checkpoints())
-            super()._seal(checkpoint)
+            super().seal_checkpoint(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
     # A damaged checkpoint with a higher step number must not be removed.
@@ -501,10 +502,8 @@ def run_until(step: int, act: Callable[[], None], *options: str) -> Any:
     """Run the training command and call `act` at the given step. Return the exit code or the error message."""
 
     class TaskWithAction(ImageClassification):
-        def make_trainer(self) -> HfViTTrainer:
-            trainer = super().make_trainer()
-            trainer.add_callback(AtStep(step, act))
-            return trainer
+        def trainer_arguments(self, *args: Any) -> dict[str, Any]:
+            return {**super().trainer_arguments(*args), "callbacks": [AtStep(step, act)]}
 
     with pytest.raises(SystemExit) as stopped:
         run(TaskWithAction, [*SCRIPT, *options], None, lambda line: None)
@@ -554,13 +553,12 @@ def test_resuming_adds_training_time_and_allows_more_epochs(tmp_path: Path) -> N
     first = trainer_in(tmp_path, num_train_epochs=1)
     start = time.monotonic()
     first.train()
-    assert 0 < first.seconds <= time.monotonic() - start
-    state = json.loads((Path(last_checkpoint(tmp_path)) / STATE).read_text())
-    saved = state["stateful_callbacks"]["TrainingClock"]["attributes"]["earlier"]
-    assert 0 < saved <= first.seconds
+    assert 0 < first.progress.seconds <= time.monotonic() - start
+    saved = json.loads((Path(last_checkpoint(tmp_path)) / "schedule.json").read_text())["seconds"]
+    assert 0 < saved <= first.progress.seconds
     time.sleep(0.1)
     again = trainer_in(tmp_path, num_train_epochs=3)
     start = time.monotonic()
     again.train(resume_from_checkpoint=last_checkpoint(tmp_path))
     assert again.state.global_step == 15
-    assert saved < again.seconds <= first.seconds + time.monotonic() - start
+    assert saved < again.progress.seconds <= first.progress.seconds + time.monotonic() - start

@@ -9,8 +9,8 @@ from torch import nn
 
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.training.arguments import TaskArguments
-from hf_vit.training.models import has_same_names, load_model
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.common.models import has_same_names, load_model
 
 from ..helpers.models import TRAINING_CASES, pixels, save_model, small_config
 from ..helpers.references import draw_weights
@@ -72,7 +72,7 @@ def test_the_head_follows_the_order_of_the_classes(
             old, seen = old.index_select(dim, torch.tensor(rows)), seen + 1
         torch.testing.assert_close(after[key], old, msg=key)
     assert seen > 0
-    (message,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.training.models")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.tasks.common.models")
     assert message == (
         "The saved model has the classes of the data in another order. Its head is reordered by class name."
     )
@@ -99,7 +99,7 @@ def test_messages_state_what_happens_to_the_head(tmp_path: Path, caplog: pytest.
         caplog.clear()
         tuned = tune(model, tmp_path / folder, names)
         assert tuned.config.num_labels == len(names)
-        (found,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.training.models")
+        (found,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.tasks.common.models")
         assert not torch.equal(tuned.classifier.weight[0], model.classifier.weight[0])
         return found
 
@@ -118,7 +118,7 @@ def test_a_replaced_head_is_reported_once(tmp_path: Path, caplog: pytest.LogCapt
     given = {"config_overrides": {"segmentation_config": {"head": "linear"}}}
     tuned = tune(model, tmp_path, [*model.config.label2id][::-1], **given)
     assert [*tuned.config.label2id] == [*model.config.label2id][::-1]
-    (message,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.training.models")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "hf_vit.tasks.common.models")
     assert "does not match" in message
     assert "is replaced by a new head" in message
 

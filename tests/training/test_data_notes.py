@@ -16,16 +16,20 @@ from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
 from hf_vit.data.formats.classes import ClassList, index_table
-from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes
-from hf_vit.training.run import plan_evaluation
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.runs import Run
+from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
+from hf_vit.runs.report import evaluate_run
+from hf_vit.tasks import TASKS
+from hf_vit.tasks.common import data_notes
+from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders, write_depth_folders, write_image
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, run_task, train, write_scenes
 from ..helpers.image_text_trainings import arguments_of as captioned
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import evaluation_values, run, task_of
+from ..helpers.options import evaluation_values, opened_run, run
 from ..helpers.pretraining import make_task, write_colors
 
 
@@ -69,10 +73,9 @@ def black_and_white(scenes: Path) -> Path:
     return scenes
 
 
-def load(task: str, data: Path, *options: str) -> Task:
+def load(task: str, data: Path, *options: str) -> Run:
     """Load the training data in the same way as the training command."""
-    made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
-    made.load_data()
+    made = opened_run(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     return made
 
 
@@ -83,8 +86,8 @@ def test_masks_of_0_and_255_raise_without_binary_masks(task: str, options: list[
         run_task(task, black_and_white, out, *options)
     assert not out.exists()
     loaded = load(task, black_and_white, *options, "--binary_masks", "true")
-    assert loaded.data_notes == []
-    example = loaded.loaded.examples("train")[0]
+    assert loaded.notes == []
+    example = loaded.data.examples("train")[0]
     mask = np.array(Image.open(black_and_white / "train" / "masks" / "0.png")) == 255
     animal = example["segmentation_map"] == 1 if task == SEMANTIC else example["masks"][1]
     assert np.array_equal(animal.numpy(), mask)
@@ -96,13 +99,12 @@ def test_an_evaluation_alone_refuses_masks_of_0_and_255(black_and_white: Path) -
     trained = train(SEMANTIC, black_and_white, folder / "out", *A_FEW_STEPS, *BINARY[:2], "--binary_masks", "true")
     arguments = ["--model_name_or_path", str(folder / "out"), "--dataset_name", str(black_and_white), "--use_cpu"]
     arguments += ["--output_dir", str(folder / "scores"), "--disable_tqdm", "true", *BINARY[:2]]
-    task, saved = plan_evaluation(evaluation_values([*arguments, "--binary_masks", "false"]))
+    planned = plan_evaluation(evaluation_values([*arguments, "--binary_masks", "false"]))
     message = r"5 validation masks have the class 'floor'.*At least two classes are required"
     with pytest.raises(ValueError, match=message):
-        task.make_evaluation_trainer(saved)
-    task, saved = plan_evaluation(evaluation_values(arguments))  # as in the recipe of the model
-    trainer, split = task.make_evaluation_trainer(saved)
-    assert task.evaluate(trainer, split)[0]["mean_iou"] == pytest.approx(trained["mean_iou"], rel=1e-5)
+        open_evaluation(*planned)
+    evaluation = open_evaluation(*plan_evaluation(evaluation_values(arguments)))  # as in the recipe of the model
+    assert evaluate_run(evaluation, evaluation.split)[0]["mean_iou"] == pytest.approx(trained["mean_iou"], rel=1e-5)
 
 
 def test_binary_masks_have_two_numbers_and_two_classes(scenes: Path) -> None:
@@ -129,7 +131,7 @@ def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
     assert warnings == [missing]
     warnings.clear()
     change_masks(scenes, {0: 255, 1: 255, 2: 255}, ["train/masks/[25].png", "val/masks/1.png"])
-    notes = load(task, scenes).data_notes
+    notes = load(task, scenes).notes
     assert notes == [
         "2 of 8 train masks have no pixel of any class.",
         "1 of 5 validation masks have no pixel of any class.",
@@ -145,7 +147,7 @@ def test_complete_data_have_no_notes(scenes: Path, tmp_path: Path, warnings: lis
     objects, figures = write_objects(tmp_path / "objects"), write_figures(tmp_path / "figures")
     places = {"object_detection": objects, "keypoint_detection": figures}
     for task in ALL_TASKS:
-        assert load(task, places.get(task, scenes)).data_notes == []
+        assert load(task, places.get(task, scenes)).notes == []
     assert not warnings
 
 
@@ -153,12 +155,12 @@ def test_note_states_the_share_of_targets_read_within_the_time_limit(
     scenes: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_notes, "MAX_SECONDS", -1.0)
-    (note,) = load(SEMANTIC, scenes).data_notes
+    (note,) = load(SEMANTIC, scenes).notes
     assert re.fullmatch(r"Never seen in training \(among the 1 of 8 that were read\): '(cat|dog)'\.", note)
     assert "No training images (among the 1 of 8 that were read) have" in warnings[0]
     change_masks(scenes, {1: 255, 2: 255})
     # No other problem is reported: a single mask is too little evidence.
-    assert len(load(SEMANTIC, scenes).data_notes) == 1
+    assert len(load(SEMANTIC, scenes).notes) == 1
 
 
 @contextmanager
@@ -182,7 +184,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
             name, examples = "left_foot", "objects"
             for entry in content["annotations"]:
                 entry["keypoints"][3:6] = [0, 0, 0]
-    assert load(task, tmp_path / "data").data_notes == [f"Never seen in training: {name!r}."]
+    assert load(task, tmp_path / "data").notes == [f"Never seen in training: {name!r}."]
     message = f"No training {examples} have {name!r}: a model cannot learn them. But validation has {name!r}."
     assert warnings == [message]
 
@@ -191,9 +193,8 @@ def classify(data: Path, *options: str) -> list[str]:
     """Load the data of a classifier in the same way as the training command, and return the data notes."""
     places = ["--dataset_name", str(data), "--output_dir", str(data.parent / "out")]
     fixed = ["--preset", "tiny", "--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
-    task = task_of(TASKS["image-classification"], [*fixed, *places, *options])
-    task.load_data()
-    return task.data_notes
+    task = opened_run(TASKS["image-classification"], [*fixed, *places, *options])
+    return task.notes
 
 
 def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: list[str]) -> None:
@@ -321,20 +322,19 @@ def test_every_task_compares_images_and_not_objects(task: str, tmp_path: Path) -
     (file,) = (data / "train" / "images").glob("1.*")
     (same_size,) = (data / "val" / "images").glob("1.*")
     shutil.copy(file, same_size)
-    (note,) = load(task, data).data_notes
+    (note,) = load(task, data).notes
     assert re.fullmatch(r"1 of [25] validation images occur in train as well\.", note)
 
 
 def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
     data = write_captions(tmp_path / "pairs")
     shutil.copy(data / "train" / "images" / "0.png", data / "val" / "images" / "3.png")
-    task = task_of(ImageTextContrast, captioned(data, tmp_path / "out"))
-    task.load_data()
-    assert task.data_notes == ["1 of 11 validation images occur in train as well."]
+    task = opened_run(ImageTextContrast, captioned(data, tmp_path / "out"))
+    assert task.notes == ["1 of 11 validation images occur in train as well."]
     data = write_colors(tmp_path / "colors")
     first, second = sorted((data / "train").iterdir())[:2]
     shutil.copy(first / "0.png", data / "test" / second.name / "0.png")
-    assert make_task(data, tmp_path / "out").data_notes[-1].endswith("test images occur in train as well.")
+    assert make_task(data, tmp_path / "out").notes[-1].endswith("test images occur in train as well.")
 
 
 def test_note_states_the_share_of_images_searched_for_duplicates(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:

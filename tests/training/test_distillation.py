@@ -25,8 +25,9 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import ImageClassification
-from hf_vit.training.arguments import TaskArguments
+from hf_vit.tasks import ImageClassification
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.image_classification import load_classifier
 from hf_vit.training.distillation import (
     PROJECTION_NAME,
     Distillation,
@@ -40,7 +41,6 @@ from hf_vit.training.distillation import (
     resample_patches,
     soft_loss,
 )
-from hf_vit.training.tasks.image_classification import load_classifier
 from hf_vit.training.teacher import TeacherPreprocessing, match_classes, read_features
 
 from ..helpers.datasets import write_class_folders

@@ -12,8 +12,8 @@ import torch
 
 from hf_vit.evaluation.base import ImageResult
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
+from hf_vit.tasks.semantic_segmentation import SemanticEvaluator
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer, draw_examples
-from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.fingerprint import FEATURE_FOLDER
 from hf_vit.model.encoder import HfViTLayer
+from hf_vit.outputs import RECORD
+from hf_vit.runs import build_run
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
 from hf_vit.training.optimizer import find_backbone
@@ -25,7 +28,7 @@ from ..helpers.dense_trainings import ALL_TASKS, CONFIG, arguments_of, write_sce
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import task_of
+from ..helpers.options import opened_run
 from ..helpers.references import assert_identical, draw_weights
 from ..helpers.seeds import seed_everything
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
@@ -72,9 +75,8 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
     else:
-        made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
-        made.load_data()
-        trainer = made.make_trainer()
+        made = opened_run(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
+        trainer = build_run(made).trainer
     if task != "object_detection":  # with random weights, detection models would predict useless boxes
         draw_weights(trainer.model)
     return trainer
@@ -142,7 +144,8 @@ def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -
         data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
     )
     reported: list[str] = []
-    trainer.report = reported.append
+    if options.get("cached_views", OPTIONS["cached_views"]):
+        trainer.open_features(report=reported.append)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer, reported
 
@@ -152,7 +155,7 @@ def test_a_classifier_reads_features_and_no_image(
     blocks: int, cache: Path, tmp_path: Path, block_calls: list[int]
 ) -> None:
     def written() -> dict[Path, int]:
-        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file() and file.name != RECORD}
 
     plain, _ = train_digits(tmp_path / "plain", cached_views=0, trainable_blocks=blocks)
     first, reported = train_digits(tmp_path / "first", trainable_blocks=blocks)
@@ -188,6 +191,40 @@ def test_an_interrupted_extraction_keeps_whole_files(
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
 
 
+def test_the_progress_bar_of_an_extraction_ends_at_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 24)  # does not divide the number of images
+    train_digits(tmp_path, max_steps=1, disable_tqdm=False)
+    count = 2 * NUM_TRAIN
+    assert re.findall(r"Features: +(\d+)%\|[^|]*\| (\d+)/(\d+) ", capsys.readouterr().err)[-1] == (
+        "100",
+        str(count),
+        str(count),
+    )
+
+
+@pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
+def test_damaged_features_are_computed_again(
+    damage: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = train_digits(tmp_path / "first")
+    contents = {file: file.read_bytes() for file in cache.rglob("*.arrow")}
+    file, content = max(contents.items())
+    middle = len(content) // 2
+    damaged = {
+        "number": content[:middle] + bytes([content[middle] ^ 0x40]) + content[middle + 1 :],
+        "zeros": bytes(len(content)),
+        "truncated": content[:middle],
+    }
+    file.write_bytes(damaged[damage])
+    again, reported = train_digits(tmp_path / "again")
+    assert f"1 of {len(contents)} files computed" in reported[0]
+    assert f"{file} does not match its checksum" in caplog.text
+    assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
+    assert logged(again, "loss") == logged(first, "loss")
+
+
 def test_a_training_on_features_resumes_bit_for_bit(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
     whole, _ = train_digits(tmp_path / "whole", **options)
@@ -201,7 +238,15 @@ def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tm
     assert not cache.exists()
     for options in ({}, {"trainable_blocks": 2}, {"cached_views": 3}):
         train_digits(tmp_path, max_steps=1, **options)
-    assert sorted(len(list(folder.iterdir())) for folder in cache.iterdir()) == [2, 3]
+    assert sorted(len(list(folder.glob("*.arrow"))) for folder in cache.iterdir()) == [2, 3]
+
+
+def test_windows_have_features_of_their_own(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DROPOUT, "window_size", 2)
+    for layers in ([0], [1]):
+        monkeypatch.setitem(DROPOUT, "global_attention_layers", layers)
+        train_digits(tmp_path, max_steps=1)
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_path: Path) -> None:
@@ -219,10 +264,37 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
     [
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
-        ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"multi_scale_sizes": [16]}, "Remove mixup"),
+        ({"repeated_augmentations": 2}, "a step needs several views"),
+        ({"progressive_sizes": [16, 28]}, "the images change in each step"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"cached_views=2 .*{reason}"):
         train_digits(tmp_path, **options)
+
+
+class Brighten:
+    """Batch transform of the images or, if features are stored, of nothing."""
+
+    def __init__(self, supports: bool | None) -> None:
+        if supports is not None:
+            self.supports_stored_features = supports
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        return batch
+
+
+@pytest.mark.parametrize("supports", [True, False, None])
+def test_batch_transforms_declare_whether_they_support_stored_features(supports: bool | None, tmp_path: Path) -> None:
+    def trainer() -> HfViTTrainer:
+        config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
+        return HfViTTrainer(
+            model=HfViTForImageClassification(config),
+            args=HfViTTrainingArguments(str(tmp_path), **OPTIONS),
+            train_dataset=AugmentedDataset(load_digits()["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+            data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
+            batch_transforms=[Brighten(supports)],
+        )
+
+    with nullcontext() if supports else pytest.raises(ValueError, match=r"cached_views=2 .*batch transforms change"):
+        assert len(trainer().batch_transforms.transforms) == 1

@@ -23,7 +23,7 @@ from hf_vit import (
 from hf_vit.convert.model_card import escape_markdown
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training import publish
-from hf_vit.training.publishing.hub import additions, check_upload, list_upload
+from hf_vit.training.hub import additions, check_upload, list_upload
 
 from ..helpers.fresh import run_command, run_with_package, run_without_package
 from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve
@@ -190,7 +190,7 @@ REFUSED = (
     ("modeling_hf_vit.py", None, r"The code files modeling_hf_vit.py are missing .*save_pretrained in hf_vit"),
     ("encoder.py", None, r"The code files encoder.py are missing .*save_pretrained in hf_vit"),
     ("config.json", '{"model_type": "hf_vit"}', r"has no auto_map, .*save_pretrained in hf_vit"),
-    ("README.md", None, r"The model card .* is missing.*hf_vit.training.write_model_card"),
+    ("README.md", None, r"The model card .* is missing.*hf_vit.runs.write_model_card"),
     ("README.md", "# Shirts\n", "has no metadata.*license: …"),
     ("README.md", "---\nlicense: [mit\n---\n", r"metadata of .*README.md, .* are invalid: .*\]"),
     ("README.md", "---\nmodel-index: none\n---\n", r"metadata of .*README.md, .* are invalid: .*model_index"),
@@ -327,7 +327,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
 PUSH = """
 import sys
 import huggingface_hub
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, runs
 
 if huggingface_hub.__version__ < "2":  # which asks huggingface.co, whatever the endpoint
     huggingface_hub.ModelCard.validate = lambda card, repo_type=None: None

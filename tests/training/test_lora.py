@@ -17,7 +17,8 @@ from transformers.integrations import peft as integration
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.lora import is_adapted
 

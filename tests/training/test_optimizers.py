@@ -1,4 +1,4 @@
-"""Test Muon, schedule-free optimizers, learning rate schedules, parameter groups and frozen parameters."""
+"""Test Muon, learning rate schedules, parameter groups and frozen parameters."""
 
 import copy
 import math
@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, get_scheduler
+from transformers import Trainer, get_scheduler
 
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
+from hf_vit.runs.model_card import describe_options
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
 from hf_vit.training import optimizer as optimizer_module
-from hf_vit.training.optimizer import Muon, follow_lengths, freeze, may_lack_gradients, orthogonalize, planned_step
-from hf_vit.training.publishing.model_card import describe_options
+from hf_vit.training.callbacks.progress import RunProgress
+from hf_vit.training.optimizer import Muon, freeze, may_lack_gradients, orthogonalize
 
 from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
 from ..helpers.references import assert_identical
@@ -151,59 +151,14 @@ def test_options_that_access_weights_raise_under_deepspeed(name: str, value: obj
         UnderDeepSpeed(model=model, args=arguments(tmp_path, **{name: value}))
 
 
-SCHEDULE_FREE = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "warmup_steps": 0.5}
-
-
-@pytest.mark.parametrize("options", [{"use_muon": True}, SCHEDULE_FREE], ids=["muon", "schedule_free"])
-def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_training_with_muon_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     results = []
     for checkpoint in (None, str(tmp_path / "checkpoint-3")):
-        trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=3, layer_decay=0.7, **options)
+        trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=3, layer_decay=0.7, use_muon=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert trainer.state.global_step == 4
         results.append([each.state_dict() for each in (trainer.model, trainer.optimizer, trainer.lr_scheduler)])
     assert_identical(results[1], results[0])
-
-
-class StepRecorder(TrainerCallback):
-    """Record the weights y = 0.1 z + 0.9 x that a schedule-free optimizer trains, and compute the averages x."""
-
-    def __init__(self) -> None:
-        self.averages: dict[int, Tensor] = {}
-        self.trained: dict[int, Tensor] = {}
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **kwargs: Any) -> None:
-        step, trained = state.global_step, weights(model)
-        steps = flatten([optimizer.optimizer.state[parameter]["z"] for parameter in model.parameters()])
-        self.trained[step], self.averages[step] = trained, (trained - 0.1 * steps) / 0.9
-
-
-def test_schedule_free_averages_are_saved_evaluated_and_kept_in_the_model(tmp_path: Path) -> None:
-    recorder = StepRecorder()
-    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2, **SCHEDULE_FREE)
-    trainer.add_callback(recorder)
-    trainer.train()
-    assert {group["warmup_steps"] for group in trainer.optimizer.param_groups} == {2}
-    for step in (2, 4):
-        assert (recorder.averages[step] - recorder.trained[step]).abs().max() > 1e-4
-        file = load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")
-        saved = flatten([file[name] for name, _ in trainer.model.named_parameters()])
-        torch.testing.assert_close(saved, recorder.averages[step], rtol=0, atol=1e-6)
-    assert torch.equal(weights(trainer.model), saved)
-    trainer.evaluate()
-    assert torch.equal(weights(trainer.model), saved)
-
-
-def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_path: Path) -> None:
-    options = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
-    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
-    # The learning rate is so high that the last evaluation is not the best one.
-    trainer = make_trainer(tmp_path, **options, **{**SCHEDULE_FREE, "learning_rate": 1.0})
-    trainer.train()
-    best = Path(trainer.state.best_model_checkpoint)
-    assert best.name != "checkpoint-3"
-    trainer.evaluate()
-    torch.testing.assert_close(trainer.model.state_dict(), load_file(best / "model.safetensors"), rtol=0, atol=0)
 
 
 # Maps a schedule to its options and the expected relative learning rates of ten steps. The first two are warmup steps.
@@ -261,9 +216,12 @@ def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)
-    follow_lengths(scheduler, lengths)
+    progress = RunProgress()
+    progress.follow(scheduler)
     rates = []
-    for _ in range(list(lengths.values())[-1]):
+    for step in range(list(lengths.values())[-1]):
+        if step in lengths:
+            assert progress.plan(lengths[step], step) == lengths[0]
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
@@ -291,8 +249,9 @@ def test_no_rate_rises_after_the_peak(kind: str, warmup: float, planned: int, ch
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     if kind in ("cosine", "linear"):
         assert rates[-1] == pytest.approx(0, abs=1e-6)
-    assert planned_step(list(lengths.values())[-1], lengths) == pytest.approx(planned)
-    assert [planned_step(step, {0: planned}) for step in range(planned)] == list(range(planned))
+    unchanged = RunProgress()
+    unchanged.plan(planned, 0)
+    assert [unchanged.share(step) for step in range(planned + 1)] == [step / planned for step in range(planned + 1)]
 
 
 @pytest.mark.parametrize(("begun", "resumed", "done"), [(4, 8, 3), (8, 4, 1), (3, 9, 2)])

@@ -4,9 +4,11 @@ import itertools
 import json
 import re
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -15,29 +17,36 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from transformers import TrainerState
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
+from hf_vit.data.datasets import Division
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.options.library import options_of
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, Task
-from hf_vit.training.arguments import TaskArguments
+from hf_vit.runs import build_run
+from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
+from hf_vit.runs.plan import budget, plan
+from hf_vit.runs.plan.budget import STORING_GAIN, Budget, Pace, measure_pace
+from hf_vit.runs.plan.gather import measure_classes
+from hf_vit.runs.plan.plan import Planner
+from hf_vit.runs.plan.time_limit import TimeLimit
+from hf_vit.tasks import TASKS, ImageClassification, Task
+from hf_vit.tasks.base import plain_batches
+from hf_vit.tasks.common import defaults
+from hf_vit.tasks.common.arguments import TaskArguments
+from hf_vit.tasks.common.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
+from hf_vit.tasks.common.facts import Facts
+from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
+from hf_vit.tasks.common.models import plan_config
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.callbacks import progress
 from hf_vit.training.checkpoints import checkpoints_in
-from hf_vit.training.load_data import load_evaluation_targets, load_targets
-from hf_vit.training.models import plan_config
-from hf_vit.training.planning import budget, defaults, keep_budget, plan
-from hf_vit.training.planning.budget import STORING_GAIN, Budget, Pace, measure_pace
-from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, Size, TaskDefaults, choose
-from hf_vit.training.planning.facts import Facts
-from hf_vit.training.planning.gather import measure_classes
-from hf_vit.training.planning.plan import Planner
-from hf_vit.training.run import plan_evaluation
-from hf_vit.training.tasks.image_classification import choose_share, interpolate
+from hf_vit.training.finetuning.from_probe import choose_share, interpolate
 
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.object_trainings import write_objects
-from ..helpers.options import evaluation_values, given_arguments, run, task_of
+from ..helpers.options import evaluation_values, given_arguments, opened_run, run, run_of
 
 
 PHOTOGRAPHS = Facts(num_images=900)
@@ -190,7 +199,7 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     for native in (28, 100):
         for bounded in kind.defaults.sizes(Facts(native_size=native), {}):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
-            task = planner_of(kind, command).task_with(options)
+            task = planner_of(kind, command).with_chosen(options)["task"]
             config = plan_config(task.options)
             assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
@@ -236,18 +245,19 @@ def test_saved_models_are_planned_at_several_image_sizes() -> None:
 
 
 def test_the_faster_precision_is_chosen(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = planner_of(ImageClassification, command_of(photos, tmp_path / "out", "--minutes", "1"))
-    planner.task.load_data()
+    command = command_of(photos, tmp_path / "out", "--minutes", "1")
+    planner, run = planner_of(ImageClassification, command), opened_run(ImageClassification, command)
     times = {True: 0.1, False: 0.1}
-    monkeypatch.setattr(plan, "measure_pace", lambda task, seconds: Pace(times[task.args.bf16], 0.0))
+    monkeypatch.setattr(plan, "measure_pace", lambda run, seconds: Pace(times[run.args.bf16], 0.0))
     facts = replace(PHOTOGRAPHS, has_bf16=True, has_validation=False)
     for slower, expected in ((True, None), (False, True)):
         times[slower], times[not slower] = 0.2, 0.1
-        assert planner.fit(planner.task, facts, 1.0, 32).get("bf16") is expected
+        assert planner.fit(run, facts, 1.0, 32).get("bf16") is expected
 
 
 def planner_of(kind: Any, command: list[str]) -> Planner:
-    return Planner(task_of(kind, command), given_arguments(kind.argument_types(), command), print)
+    run = run_of(kind, command)
+    return Planner(run.task, run.args, given_arguments(kind.argument_types(), command), print)
 
 
 @pytest.mark.parametrize(("minutes", "step"), [*itertools.product([1, 4, 60], [0.01, 0.1, 1.0])])
@@ -318,7 +328,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = given != ["--trainable_blocks", "1"]
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     monkeypatch.setattr(plan, "LEAST_STEPS", 1)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the first check is too late to correct the number of steps
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: 0.0)  # the planned steps are run
     start = ["--model_name_or_path", str(saved), "--minutes", "2", *given]
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
     report = train(command, TASKS["object-detection"])
@@ -328,7 +338,6 @@ def test_heads_of_detectors_learn_from_stored_features(
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
     # The speed measurement must not leave stored features behind.
     assert len(folders) == is_stored
-    assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= defaults.UNSTORED
 
 
 @pytest.mark.parametrize(("gain", "is_stored"), [(0.9 * STORING_GAIN, False), (1.3 * STORING_GAIN, True)])
@@ -389,41 +398,86 @@ def train(command: list[str], kind: type[Task] = ImageClassification) -> str:
     return "\n".join(lines)
 
 
-def test_budget_run_writes_a_repeatable_recipe(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "LEAST_TIMED", 1)
-    for module in (plan, keep_budget):
-        monkeypatch.setattr(module, "LEAST_STEPS", 1)
+def start_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each step of a run take one to five seconds of a simulated clock. `seconds` are left for training steps."""
+    now = 0.0
 
-    def measure_wrongly(task: Task, seconds: float) -> Pace:
-        assert min(measure_pace(task, 0.0)[:2]) > 0
-        return Pace(step=60.0, image=0.0)
+    def monotonic() -> float:
+        nonlocal now
+        now += 1 + now % 5
+        return now
 
-    monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
-    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # the number of steps is corrected only once
-    command = command_of(photos, tmp_path / "out", "--minutes", "10", "--config_overrides", json.dumps(CHANGED))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: seconds - now)
+
+
+def logged_rates(folder: Path) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+
+
+def test_a_run_with_a_budget_ends_in_time_and_its_recipe_repeats_it(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_clock(monkeypatch, 100.0)
+    monkeypatch.setattr(plan, "measure_pace", lambda task, seconds: Pace(step=20.0, image=0.0))
+    options = [
+        "--logging_steps",
+        "1",
+        "--progressive_sizes",
+        "8",
+        "16",
+        "--save_total_limit",
+        "9",
+        "--ema_decay",
+        "0.9",
+    ]
+    command = command_of(photos, tmp_path / "out", "--minutes", "10", *TINY, *options)
     report = train(command)
-    first = (tmp_path / "out" / "model.safetensors").read_bytes()
-    size, steps = re.search(r"(Size: .*)\n(Steps: .*)\nEnd: ", report).groups()  # type: ignore[union-attr]
-    assert "images of 16 pixels (most have 16)" in size
+    assert f"Steps: 2{int(report.partition('Steps: 2')[2][0])} of 8 images" in report
     assert "no training images are held out" in report
     file = tmp_path / "out" / "recipe.yaml"
-    recipe = yaml.safe_load(file.read_text())
-    assert f"Steps: {recipe['max_steps']:,} of " in steps
+    recipe, record = yaml.safe_load(file.read_text()), json.loads((tmp_path / "out" / "schedule.json").read_text())
+    steps, shares = recipe["max_steps"], list(record["shares"].values())
     assert "minutes" not in recipe
-    assert recipe["config_overrides"].items() > {**CHANGED, "position_embedding_type": "sincos2d"}.items()
-    assert recipe["train_val_split"] == 0.0
-    (change,) = recipe["length_changes"]
-    length = int(change.partition(":")[2])
-    assert length == 2 * recipe["max_steps"]  # real steps are much faster than in the simulated measurement
-    checkpoints = checkpoints_in(tmp_path / "out")
-    assert list(checkpoints)[-1] == length
+    assert recipe["recorded_schedule"] == "schedule.json"
+    assert record["end"] == steps == len(shares) - 1
+    assert steps not in (20, record["planned"])  # the clock has ended the run
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len({round(later - earlier, 4) for earlier, later in itertools.pairwise(shares)}) > 3
+    rates = logged_rates(tmp_path / "out")
+    assert len(rates) == steps
+    assert rates[-1] < 0.1 * max(rates)
+    saved = list(checkpoints_in(tmp_path / "out"))
+    assert saved[-1] == steps
+    for step in saved[:-1]:  # checkpoints are saved at shares of the run
+        assert shares[step] // recipe["save_steps"] > shares[step - 1] // recipe["save_steps"]
 
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
-    shutil.rmtree(checkpoints[length])  # simulates a run that was killed before its end
-    train([*command, "--resume_from_checkpoint", "last"])
-    assert yaml.safe_load(file.read_text()) == recipe
+    monkeypatch.setattr(TimeLimit, "left", pytest.fail)
     train([str(file), "--output_dir", str(tmp_path / "again")])
-    assert [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")] == [first, first]
+    for name in ("model.safetensors", "ema/model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
+    repeated = json.loads((tmp_path / "again" / "schedule.json").read_text())
+    assert {**repeated, "seconds": record["seconds"]} == record
+    assert logged_rates(tmp_path / "again") == rates
+    with pytest.raises(SystemExit, match=f"max_steps=7 differs from the {steps} steps of recorded_schedule"):
+        train([str(file), "--max_steps", "7", "--output_dir", str(tmp_path / "other")])
+    (tmp_path / "recipe.yaml").write_text(file.read_text())
+    with pytest.raises(SystemExit, match=r"schedule.json' does not exist, .* Copy schedule\.json next to the recipe"):
+        train([str(tmp_path / "recipe.yaml"), "--output_dir", str(tmp_path / "other")])
+
+    # Simulate a run that was killed before its end. It continues with the time that was left at the checkpoint.
+    shutil.rmtree(tmp_path / "out" / f"checkpoint-{saved[-1]}")
+    train([*command, "--resume_from_checkpoint", "last"])
+    resumed = json.loads((tmp_path / "out" / "schedule.json").read_text())
+    assert list(resumed["shares"].values())[: saved[-2] + 1] == shares[: saved[-2] + 1]
+    assert resumed["end"] > saved[-2]
+    assert resumed["seconds"] == pytest.approx(resumed["available"], abs=8)
+    assert yaml.safe_load(file.read_text()) == {**recipe, "max_steps": resumed["end"]}
+    train([str(file), "--output_dir", str(tmp_path / "third")])
+    assert (tmp_path / "third/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
 
 
 def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,19 +488,35 @@ def test_a_budget_for_hardly_a_step_is_refused(photos: Path, tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_that_ends_before_the_first_step_of_a_probe_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=1.0, image=5.0))  # a probe takes 300 s
+    saved = save_encoder(tmp_path / "saved", num_hidden_layers=2, image_size=16)
+    with pytest.raises(SystemExit, match=r"--minutes 4 is too short: 0 steps of 1 s fit, and at least 1 are needed"):
+        train(command_of(photos, tmp_path / "out", "--model_name_or_path", str(saved), "--minutes", "4"))
+
+
 def test_budget_runs_at_least_twenty_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=12.0, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
-    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
-
-    def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
-        callback.start, callback.next_check = callback.budget.clock(), 1
-        callback.budget = replace(callback.budget, seconds=0.0)
-
     # Simulate a machine that has become slow: after the first step, no time is left.
-    monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
+    monkeypatch.setattr(TimeLimit, "left", lambda limit, step: -100.0)
     train(command_of(photos, tmp_path / "out", "--minutes", "10", *TINY))
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
+    shares = json.loads((tmp_path / "out" / "schedule.json").read_text())["shares"].values()
+    assert list(shares) == pytest.approx([step / 20 for step in range(21)])
+
+
+def test_the_time_after_the_last_step_is_estimated_by_steps_and_evaluations(tmp_path: Path) -> None:
+    plan_made = Budget(600.0, num_scored=100, num_validated=50, num_probed=0, clock=lambda: 0.0)
+    limit = TimeLimit(plan_made, Pace(step=1.0, image=0.1), start=time.monotonic())
+    for step, seconds in ((1.0, 10.0), (2.0, 20.0), (0.5, 5.0), (100.0, 40.0)):
+        assert limit.left(step) == pytest.approx(600 - budget.REPORT_SECONDS - seconds, abs=1)
+    args = HfViTTrainingArguments(str(tmp_path), use_cpu=True, eval_strategy="steps", ema_decay=0.9)
+    limit.on_train_begin(args)
+    limit.on_evaluate(args, TrainerState(), metrics={"eval_loss": 2.0, "eval_runtime": 50.0})  # 0.5 s per image
+    assert limit.left(1.0) == pytest.approx(600 - budget.REPORT_SECONDS - 50 - budget.EVALUATION_SECONDS - 25, abs=1)
 
 
 def test_the_only_step_of_a_training_has_no_warm_up(photos: Path, tmp_path: Path) -> None:
@@ -504,13 +574,12 @@ def test_images_are_held_out_to_choose(with_test: bool, options: list[str], said
     assert re.search(said, train(command_of(data, tmp_path / "out", "--max_steps", "1", *TINY, *options)))
     places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
     places += ["--split", "validation", "--output_dir", str(tmp_path / "scores")]
-    evaluation, saved = plan_evaluation(evaluation_values(places))
+    planned = plan_evaluation(evaluation_values(places))
     if "no training image" not in said:
-        evaluation.make_evaluation_trainer(saved)
-        assert len(evaluation.loaded.splits["validation"]) == 6
+        assert len(open_evaluation(*planned).data.splits["validation"]) == 6
     else:  # without a held-out split, evaluation would use training images
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
-            evaluation.make_evaluation_trainer(saved)
+            open_evaluation(*planned)
 
 
 @pytest.mark.parametrize("reported", ["test", "val"])
@@ -520,18 +589,19 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, tmp_path: Pat
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
     load, source = partial(load_semantic_segmentation, str(data)), TaskArguments(dataset_name=str(data))
     loaded = load_targets(load, source, args)
-    assert (source.holds_out, source.train_val_split, "validation" in loaded.splits) == (False, 0, reported == "val")
+    assert (loaded.division, "validation" in loaded.splits) == (Division(0.0, False), reported == "val")
     if reported == "test":
         source.validation_as_test = True
         with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
             load_targets(load, source, args)
     source = TaskArguments(dataset_name=str(data))
     loaded, images = load_targets(load, source, args, needs_validation=1), load().splits
-    assert (source.holds_out, source.train_val_split) == (True, 0.1)
+    assert (loaded.division.holds_out, loaded.division.train_val_split) == (True, 0.1)
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
     # An evaluation that loads the recipe of the training run selects identical splits.
     label2id = {name: number for number, name in enumerate(loaded.names)}
+    source.complete({}, vars(loaded.division))
     for split in (None, "validation"):
         name, evaluated = load_evaluation_targets(load, source, split, label2id, args)
         assert (name, len(evaluated.splits[name])) == (split or "test", len(loaded.splits[name]))
@@ -556,15 +626,14 @@ def probe_command(data: Path, backbone: Path, output: Path, *options: str) -> li
 
 def test_a_fresh_classifier_starts_as_the_probe(dull_photos: Path, backbone: Path, tmp_path: Path) -> None:
     command = probe_command(dull_photos, backbone, tmp_path / "out", "--probe_classifier", "true")
-    task = task_of(ImageClassification, command)
-    task.load_data()
-    model = task.make_trainer().model
+    run = build_run(opened_run(ImageClassification, command))
+    task, model, probe = run.task, run.trainer.model, run.probe.probe
     assert model.config.pooling == "cls_mean"
-    assert task.probe.accuracy > 0.8
-    torch.testing.assert_close(model.classifier.weight.double(), task.probe.weight, rtol=1e-5, atol=1e-6)
-    batches = task.plain_batches(model, task.make_processor(task.open_model()[1], model.config), 100, 8)
+    assert probe.accuracy > 0.8
+    torch.testing.assert_close(model.classifier.weight.double(), probe.weight, rtol=1e-5, atol=1e-6)
+    batches = plain_batches(task, model, run.trainer.processing_class, run.data, 100, 8)
     hits = [model.eval()(batch["pixel_values"]).logits.argmax(dim=1) == batch["labels"] for batch in batches]
-    assert torch.cat(hits).double().mean() >= task.probe.accuracy
+    assert torch.cat(hits).double().mean() >= probe.accuracy
 
 
 @pytest.mark.parametrize(
@@ -573,7 +642,7 @@ def test_a_fresh_classifier_starts_as_the_probe(dull_photos: Path, backbone: Pat
 def test_weights_between_probe_and_fine_tuned_model_are_saved(
     learning_rate: str, choice: str, dull_photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageClassification, "least_held_from", 40)
+    monkeypatch.setattr(ImageClassification, "min_images_to_hold_out", 40)
     options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
     report = train(probe_command(dull_photos, backbone, tmp_path / "out", *options))
     assert "are held out" in report
@@ -617,4 +686,4 @@ def test_a_probe_is_for_other_classes(dull_photos: Path, backbone: Path, tmp_pat
     assert "Linear probe: " not in train(probe_command(dull_photos, tmp_path / "reversed", tmp_path / "third"))
     command = ["--dataset_name", str(dull_photos), "--output_dir", str(tmp_path / "out"), "--probe_classifier", "true"]
     with pytest.raises(ValueError, match="probe_classifier=True requires a saved model"):
-        task_of(ImageClassification, command)
+        run_of(ImageClassification, command)

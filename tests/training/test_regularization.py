@@ -28,22 +28,16 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
-from hf_vit.training.publishing.model_card import describe_recipe
-from hf_vit.training.regularization import (
-    REFUSED,
-    BatchTransforms,
-    BinaryCrossEntropy,
-    ImageSizes,
-    Mixing,
-    PatchDropout,
-    regularize,
-    resize_batch,
-    size_transforms,
-)
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.runs import build_run
+from hf_vit.runs.model_card import describe_recipe
+from hf_vit.tasks import ImageClassification
+from hf_vit.tasks.base import plain_batches
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.common.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
+from hf_vit.tasks.common.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
+from hf_vit.tasks.zero_shot_image_classification import ImageTextContrast
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
+from hf_vit.training.regularization import REFUSED, BatchTransforms, ImageSizes, resize_batch, size_transforms
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import TRAINING_CASES, pixels, small_config
@@ -57,6 +51,7 @@ from ..helpers.trainings import (
     AtManySizes,
     build,
     digits_trainer,
+    draw_size,
     examples_of,
     model_and_batch,
     train_augmented,
@@ -165,7 +160,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
 def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_path: Path) -> None:
     model = build(HfViTForImageClassification, small_config(use_distillation_token=True))
     distillation = small_distillation("hard", model)
-    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1, distillation)
+    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1)
     options = {"max_steps": 1, "learning_rate": 0.0, "per_device_train_batch_size": 4}
     args = training_arguments(tmp_path, label_smoothing_factor=0.1, **options)
     examples = examples_of({"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)})
@@ -180,12 +175,11 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     own = F.cross_entropy(outputs.cls_logits, batch["labels"])
     theirs = F.cross_entropy(outputs.distillation_logits, answers)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float((own + theirs) / 2), rel=1e-4)
-    features = small_distillation("features", model)
-    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=distillation)
+    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"))
     with pytest.raises(ValueError, match=r"Remove compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=distillation, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 removes patches, but feature distillation needs"):
-        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
+        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), learns_features=True)
 
 
 def test_each_step_has_all_augmentations_of_its_images_and_two_processes_share_them() -> None:
@@ -362,17 +356,16 @@ def test_embedded_patches_are_white_and_the_seed_draws_the_rotation() -> None:
 def test_only_a_training_from_scratch_starts_with_whitened_patches(tmp_path: Path) -> None:
     data, whitening = write_colors(tmp_path / "colors"), ("--whiten_patches", "true")
     for options in ([], ["--streaming", "true", *A_FEW]):
-        task = make_task(data, tmp_path / "output", *whitening, *options)
-        trainer = task.make_trainer()
-        batches = task.plain_batches(trainer.model, trainer.processing_class, NUM_IMAGES)
+        run = build_run(make_task(data, tmp_path / "output", *whitening, *options))
+        trainer = run.trainer
+        batches = plain_batches(run.task, trainer.model, trainer.processing_class, run.data, NUM_IMAGES)
         inputs = torch.cat([batch["pixel_values"] for batch in batches])
         projection = trainer.model.base_model.embeddings.patch_embeddings.projection
         states = projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
         assert 0.4 < covariance(states).diagonal().mean() < 1.01  # with random weights, this value would be 0.02
-    message = r"--whiten_patches initializes the patch embedding of a new model, .* somewhere has a trained"
-    with pytest.raises(ValueError, match=message):
-        make_task(tmp_path, tmp_path / "output", *whitening, "--model_name_or_path", "somewhere")
+    with pytest.raises(ValueError, match="whiten_patches=True and model_name_or_path='somewhere' exclude each other"):
+        ClassificationArguments(dataset_name="photos", whiten_patches=True, model_name_or_path="somewhere")
 
 
 def test_gray_images_in_three_channels_leave_colors_out() -> None:
@@ -419,22 +412,22 @@ def draw(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def test_image_sizes_have_equal_shares_or_are_drawn_by_seed_and_step() -> None:
+def test_image_sizes_have_equal_shares_and_random_numbers_depend_on_seed_and_step() -> None:
     changes = BatchTransforms([ImageSizes(SQUARES)], seed=0)
-    heights = [changes({"pixel_values": draw()}, step, 8)["pixel_values"].shape[-1] for step in range(8)]
+    heights = [changes({"pixel_values": draw()}, step, step / 8)["pixel_values"].shape[-1] for step in range(8)]
     # Each of the three sizes is used for 8/3 steps.
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]
 
     def sizes_of(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
-        changes, batch = BatchTransforms([ImageSizes(SQUARES, is_drawn=True)], seed), {"pixel_values": draw(1)}
-        return [changes(batch, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
+        changes, batch = BatchTransforms([draw_size], seed), {"pixel_values": draw(1)}
+        return [changes(batch, step // 2, step / 60)["pixel_values"].shape[-1] for step in range(60)]
 
     drawn = sizes_of(0, state=0)
     assert drawn == sizes_of(0, state=1)
     assert drawn != sizes_of(1, state=0)
     assert drawn[::2] != drawn[1::2]  # the two batches of a step have different sizes
-    assert min(Counter(drawn)[height] for height in (16, 24, 32)) > 10
+    assert min(Counter(drawn)[height] for height in (16, 28, 36)) > 10
 
 
 def test_images_are_those_that_torch_interpolates_and_targets_stay() -> None:
@@ -483,7 +476,7 @@ OTHERS = [name for name, case in TRAINING_CASES.items() if not issubclass(case.m
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
     model, batch = model_and_batch(name, 2)
-    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[40]), model)
+    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, progressive_sizes=[40, 32]), model)
     batch = change(batch, 0.0)
     assert batch["pixel_values"].shape[-2:] == (40, 40)
     loss = model.train()(**batch).loss
@@ -499,21 +492,9 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
     # The expected values apply to images of 32 x 48 pixels and patches of 8 x 16 pixels.
-    for options, sizes, described in (
-        (
-            {"progressive_sizes": [16, 24, 32]},
-            ImageSizes(((16, 32), (24, 32), (32, 48))),
-            "16, 24, 32 pixels, for equal shares of the steps",
-        ),
-        (
-            {"multi_scale_sizes": [24, 32, 40]},
-            ImageSizes(((24, 32), (32, 48), (40, 64)), is_drawn=True),
-            "24, 32, 40 pixels, one chosen at random for each batch",
-        ),
-    ):
-        trainer = trainer_of(tmp_path, **options)
-        assert trainer.batch_transforms.transforms == [sizes]
-        assert describe_recipe(trainer)["image heights"] == described
+    trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])
+    assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
+    assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     assert trainer_of(tmp_path).batch_transforms.transforms == []
 
 
@@ -521,9 +502,8 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     ("options", "message"),
     [
         ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* values: 16 or 24\."),
-        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* Nearest valid values: 8\."),
+        ({"progressive_sizes": [4, 32]}, r"progressive_sizes=4 is not .* Nearest valid values: 8\."),
         ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
-        ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Remove one of them\."),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -534,11 +514,11 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 def test_models_of_other_libraries_and_with_targets_in_pixels_are_refused() -> None:
     boxes, points = (kind(small_config()) for kind in (HfViTForObjectDetection, HfViTForKeypointDetection))
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    args = HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32])
+    args = HfViTTrainingArguments("out", use_cpu=True, progressive_sizes=[32])
     for model, message in (
         (boxes, "does not support HfViTForObjectDetection, .* --multi_scale true"),
         (points, r"whose targets are in pixels of the images\. Set another --image_size"),
-        (ViTModel(ViTConfig(**shape)), "multi_scale_sizes requires a model of hf_vit"),
+        (ViTModel(ViTConfig(**shape)), "progressive_sizes requires a model of hf_vit"),
     ):
         with pytest.raises(ValueError, match=message):
             size_transforms(args, model)

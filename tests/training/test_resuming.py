@@ -25,12 +25,13 @@ from hf_vit.data.formats.keypoints import flip_pairs_of
 from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, savable_values
 from hf_vit.options.resolve import build, resolve
 from hf_vit.outputs import free_folder, write_atomically
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, last_checkpoint, output_folder
-from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.runs.run import words_of
+from hf_vit.tasks import TASKS, ImageClassification
+from hf_vit.tasks.common.arguments import ClassificationArguments
+from hf_vit.tasks.semantic_segmentation import SemanticArguments
+from hf_vit.training import HfViTTrainingArguments, last_checkpoint, output_folder
 from hf_vit.training.checkpoints import read_conditions, write_checksums
 from hf_vit.training.output_folder import OUTPUT_FILES, is_named, lock_output_folder, output_files
-from hf_vit.training.run import words_of
-from hf_vit.training.tasks.semantic_segmentation import SemanticArguments
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.options import given_arguments, parse_arguments, run

@@ -21,22 +21,18 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import DIGITS_INFO, AugmentedDataset, ImageClassificationCollator, hold_out, load_digits_dataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.flops import forward_flops, peak_flops
-from hf_vit.training import (
-    HfViTTrainer,
-    HfViTTrainingArguments,
-    ImageClassification,
-    TrainingInfo,
-    last_checkpoint,
-    write_model_card,
-)
+from hf_vit.runs import Run, TrainingInfo, build_run, write_model_card
+from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
+from hf_vit.runs.model_card import describe_hardware
+from hf_vit.runs.report import count_examples
+from hf_vit.tasks import ImageClassification
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
 from hf_vit.training.callbacks import throughput
 from hf_vit.training.callbacks.throughput import Throughput, training_flops
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
-from hf_vit.training.publishing.model_card import describe_hardware
-from hf_vit.training.run import plan_evaluation
 
 from ..helpers.datasets import load_digits, write_tar, write_tars
-from ..helpers.options import evaluation_values, parse_arguments, run, task_of
+from ..helpers.options import evaluation_values, opened_run, parse_arguments, run
 from ..helpers.pretraining import CONFIG, SMALL, write_colors
 from ..helpers.references import assert_identical
 from ..helpers.trainings import DIGITS_CONFIG, digits_trainer, logged
@@ -385,9 +381,8 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
     return [*SMALL, *model, *STREAM, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
 
 
-def make_task(data: Path, output_dir: Path, *options: str) -> ImageClassification:
-    task = task_of(ImageClassification, arguments_of(data, output_dir, *options))
-    task.load_data()
+def make_task(data: Path, output_dir: Path, *options: str) -> Run:
+    task = opened_run(ImageClassification, arguments_of(data, output_dir, *options))
     return task
 
 
@@ -409,10 +404,10 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
 def test_a_training_is_resumed_at_the_same_image(workers: str, colors: dict[str, Path], tmp_path: Path) -> None:
     def train(name: str, *options: str) -> tuple[dict[str, Any], float]:
         readers = ["--dataloader_num_workers", workers, *options]
-        task = make_task(colors["tars"], tmp_path / name, *STREAM_STEPS, *readers)
+        run = make_task(colors["tars"], tmp_path / name, *STREAM_STEPS, *readers)
         torch.manual_seed(0)
-        trainer = task.make_trainer()
-        trainer.train(resume_from_checkpoint=task.args.resume_from_checkpoint)
+        trainer = build_run(run).trainer
+        trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
         return trainer.model.state_dict(), trainer.state.epoch
 
     resume = ("--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-4"))
@@ -425,10 +420,10 @@ def test_a_training_is_resumed_at_the_same_image(workers: str, colors: dict[str,
 def test_a_folder_is_streamed_and_the_same_images_are_held_out(colors: dict[str, Path], tmp_path: Path) -> None:
     task = make_task(colors["folders"], tmp_path, "--max_steps", "1", "--save_strategy", "no")
     joined = make_task(colors["folders"], tmp_path, "--streaming", "false", "--train_val_split", "0.1")
-    assert task.count_examples() == {"validation": 4, "test": 21}
-    assert task.loaded.splits["validation"]["file"][:] == joined.loaded.splits["validation"]["file"][:]
-    trainer = task.make_trainer()
-    trainer.predict(task.loaded.examples("test"))
+    assert count_examples(task) == {"validation": 4, "test": 21}
+    assert task.data.splits["validation"]["file"][:] == joined.data.splits["validation"]["file"][:]
+    trainer = build_run(task).trainer
+    trainer.predict(task.data.examples("test"))
     assert trainer.evaluator.metric.confusion_matrix().sum() == 21
     assert next(iter(trainer.get_train_dataloader()))["pixel_values"].shape == (8, 3, 16, 16)
 
@@ -441,11 +436,11 @@ def test_an_evaluation_takes_the_images_that_were_held_out(kind: str, colors: di
     trained = make_task(colors[kind], tmp_path, *steps)
     options = ["--split", "validation", "--train_val_split", "0.3", "--output_dir", str(tmp_path / "scores")]
     places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colors[kind]), "--use_cpu"]
-    evaluation, saved = plan_evaluation(evaluation_values([*places, *options]))
-    assert evaluation.make_evaluation_trainer(saved)[1] == "validation"
+    evaluation = open_evaluation(*plan_evaluation(evaluation_values([*places, *options])))
+    assert evaluation.split == "validation"
     held_out = [
         sorted(image.tobytes() for image in split["image"])
-        for split in (evaluation.loaded.splits["validation"], trained.loaded.splits["validation"])
+        for split in (evaluation.data.splits["validation"], trained.data.splits["validation"])
     ]
     assert len(held_out[0]) > 3
     assert held_out[0] == held_out[1]
@@ -456,8 +451,8 @@ def test_an_unreadable_image_stops_a_training_or_is_left_out(tmp_path: Path, cap
     write_tar(tmp_path / "data" / "train-00009.tar", {"zz/000": b"no image"}, {"zz/000": 0})
     options = ["--check_images", "false", *STREAM_STEPS, "--max_steps", "9", "--save_strategy", "no"]
     with pytest.raises(OSError, match=r"train-00009\.tar: zz/000\.png"):
-        make_task(tmp_path / "data", tmp_path / "out", *options).make_trainer().train()
-    trainer = make_task(tmp_path / "data", tmp_path / "out", *options).make_trainer()
+        build_run(make_task(tmp_path / "data", tmp_path / "out", *options)).trainer.train()
+    trainer = build_run(make_task(tmp_path / "data", tmp_path / "out", *options)).trainer
     trainer.train_dataset.skip_unreadable = True
     trainer.train()
     assert "train-00009.tar: zz/000.png" in caplog.text
@@ -477,7 +472,7 @@ def test_persistent_workers_do_not_reuse_another_evaluation_dataset(tmp_path: Pa
     ("options", "message"),
     [
         (["--max_steps", "-1"], "has no known length.* Set --max_steps, --save_strategy steps"),
-        (["--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
+        (["--max_train_samples", "5"], "streaming=True and max_train_samples=5 exclude each other"),
         (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] requires --streaming"),
         ([*STREAM_STEPS, "--class_names", "a,b"], "has the label 2, which is not one of the 2 classes 'a', 'b'"),
     ],

@@ -118,6 +118,22 @@ def check_parquet(files: Iterable[str]) -> None:
     raise_faults(cut, finding, advice, error=OSError)
 
 
+def check_classes(files: Iterable[str]) -> None:
+    """Raise `ValueError` if the parquet files of a split have different class names or another order of them.
+
+    `datasets` reads the class numbers of all files with the class names of the first file.
+    """
+    known: dict[str, tuple[str, str]] = {}  # type of each column, and the first file that contains it
+    for path in files:
+        for name, feature in Features.from_arrow_schema(parquet.read_schema(path)).items():
+            kind, first = known.setdefault(name, (str(feature), path))
+            if kind != str(feature) and "ClassLabel(" in kind and "ClassLabel(" in str(feature):
+                raise ValueError(
+                    f"The class names of the column {name!r} in {path} differ from those in {first}, or have another "
+                    "order. Write all files of a split with the same class names in the same order."
+                )
+
+
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
@@ -229,7 +245,7 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
 
     Raises:
         OSError: if a tar file, or a streamed parquet file, is truncated or damaged.
-        ValueError: if a split cannot be read.
+        ValueError: if a split cannot be read, or its parquet files number their classes differently.
     """
     if kind == "webdataset" or streaming:
         (check_tars if kind == "webdataset" else check_parquet)(chain.from_iterable(files.values()))
@@ -243,6 +259,8 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
                 f"The split {split!r} cannot be read from {joined(names)}: {error.__cause__ or error} Download these "
                 "files again, or remove them if they are empty."
             ) from error
+        if kind == "parquet":
+            check_classes(names)
         splits[split] = rows if kind != "webdataset" else _flat_stream(rows) if streaming else rows.flatten()
     return DatasetDict(splits)
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
-from ..formats.classes import UNLABELED, with_class_column
+from ..formats.classes import UNLABELED, sorted_names, with_class_column
 from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, read_table
 from ..formats.files import (
     IMAGE_SUFFIXES,
@@ -110,21 +110,34 @@ def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Pat
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
-    """Convert the column `class_number` to one `ClassLabel` type; drop it if it is missing in any split."""
+    """Convert the column `class_number` to one `ClassLabel` type; drop it if it is missing in any split.
+
+    Labels of different splits are the same class if their names are equal. Classes of a `ClassLabel` column keep their
+    order. Other classes are named by their values and sorted as in `sorted_names`.
+    """
     if not all(CLASS in split.column_names for split in splits.values()):
         others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
         return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
-    values = {name: split[CLASS][:] for name, split in splits.items()}
-    known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELED})
-    numbers = {value: number for number, value in enumerate(known)}
-    feature = next(iter(splits.values())).features[CLASS]
-    names = [feature.int2str(int(value)) for value in known] if isinstance(feature, ClassLabel) else known
+    labels = {name: class_names_of(split) for name, split in splits.items()}
+    kinds = [split.features[CLASS] for split in splits.values()]
+    given = [name for kind in kinds if isinstance(kind, ClassLabel) for name in kind.names]
+    occurring = {label for own in labels.values() for label in own if label is not None}
+    names = list(dict.fromkeys([*given, *sorted_names(occurring)]))
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
     return DatasetDict(
         {
-            name: with_class_column(split, CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], names)
+            name: with_class_column(split, CLASS, [numbers.get(label, NO_CLASS) for label in labels[name]], names)
             for name, split in splits.items()
         }
     )
+
+
+def class_names_of(rows: Dataset) -> list[str | None]:
+    """Return the class name of each image in a split of `load_unlabeled_images`, or None if it is unknown."""
+    if CLASS not in rows.column_names:
+        return [None] * len(rows)
+    kind = rows.features[CLASS]
+    return [_as_name(value, "", kind) for value in rows[CLASS][:]]
 
 
 def list_images(folder: Path) -> DatasetDict:
@@ -186,11 +199,17 @@ def stream_images(
     """
     options = _options_of(sources, label_column_name, keywords)
     joined = _joined([_open(each) for each in options])
-    return {name: stream_rows(stream, CLASS, _as_text, Value("string")) for name, stream in joined.items()}
+    return {
+        name: stream_rows(stream, CLASS, partial(_as_name, kind=stream.features.get(CLASS)), Value("string"))
+        for name, stream in joined.items()
+    }
 
 
-def _as_text(value: object, file: str) -> str | None:
-    return None if value is None else str(value)
+def _as_name(value: Any, file: str, kind: object) -> str | None:
+    """Return the class name of a label, given the feature type of its column, or None if the label is missing."""
+    if value in UNLABELED:
+        return None
+    return str(kind.int2str(value)) if isinstance(kind, ClassLabel) else str(value).strip() or None
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:

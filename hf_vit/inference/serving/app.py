@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .batching import BatchThread, QueueFullError
@@ -43,6 +44,8 @@ class Limits:
     max_bytes: int = 20_000_000  # of the body of a request
     max_pixels: int = 50_000_000  # of an image
     timeout: float = 30  # time in seconds in which a request must arrive and, after that, be answered
+    max_queue: int = 256  # waiting jobs of the page
+    hosts: Sequence[str] = ("*",)  # names of the server in requests; "*" accepts all names
 
 
 class Metrics:
@@ -66,7 +69,7 @@ class Metrics:
 
 
 class Guard:
-    """ASGI middleware that checks the token and the limits of requests, and records metrics."""
+    """ASGI middleware that checks the origin, the token and the limits of requests, and records metrics."""
 
     def __init__(self, app: ASGIApp, limits: Limits, token: str | None, metrics: Metrics) -> None:
         self.app, self.limits, self.token, self.metrics = app, limits, token, metrics
@@ -77,13 +80,17 @@ class Guard:
             await self.app(scope, receive, send)
             return
         app, start, headers, route, status = self.app, perf_counter(), Headers(scope=scope), scope["path"], 500
+        host, origin = headers.get("host", ""), headers.get("origin")
 
         async def record(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        if route not in OPEN_ROUTES and not self.is_authorized(headers.get("authorization", "")):
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            text = f"The request comes from a page of {origin}, but the host of this server is {host!r}."
+            app = error_response(HTTPException(403, f"{text} A reverse proxy must forward the header Host."))
+        elif route not in OPEN_ROUTES and not self.is_authorized(headers.get("authorization", "")):
             text, challenge = "Send the token of the server: Authorization: Bearer TOKEN.", 'Basic realm="token"'
             app = error_response(HTTPException(401, text, {"WWW-Authenticate": challenge}))
         elif int(headers.get("content-length", "0")) > self.limits.max_bytes:
@@ -175,12 +182,17 @@ class Endpoint:
     async def embed(self, request: Request) -> Any:
         """Compute the embeddings of images. The request and the response have the format of the OpenAI API."""
         images, options = await read_embedding_request(request)
+        if (encoding := options.get("encoding_format")) not in (None, "float", "base64"):
+            raise HTTPException(422, f'encoding_format={encoding!r} is unknown. Send "float" or "base64".')
+        if options.get("dimensions") is not None:
+            text = f"dimensions={options['dimensions']!r} is not supported. Omit it: embeddings keep their size."
+            raise HTTPException(422, text)
         name, thread = self.find_thread(options.get("model"), "embeddings")
         answers = await self.answer(request, thread, images)
         for number, answer in enumerate(answers):
             if isinstance(answer, dict):
                 raise HTTPException(422, f"Image {number}: {answer['error']}")
-        if options.get("encoding_format") == "base64":
+        if encoding == "base64":
             answers = [base64.b64encode(np.asarray(answer, "<f4").tobytes()).decode() for answer in answers]
         data = [{"object": "embedding", "index": index, "embedding": own} for index, own in enumerate(answers)]
         return {"object": "list", "data": data, "model": name, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
@@ -203,6 +215,8 @@ async def read_embedding_request(request: Request) -> tuple[list[bytes], dict[st
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         parts = [text.partition(",")[2] if text.startswith("data:") else text for text in texts]
         return [base64.b64decode(part, validate=True) for part in parts], body
+    except RecursionError:
+        raise HTTPException(400, 'The JSON is nested too deeply. Send {"input": ["BASE64"]}.') from None
     except (ValueError, KeyError, TypeError, AttributeError):
         text = 'Send JSON of the form {"input": ["BASE64"]} with images in base64. URLs and paths are not accepted.'
         raise HTTPException(422, text) from None
@@ -235,6 +249,12 @@ def error_response(error: StarletteHTTPException) -> JSONResponse:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
+def show_error(_: Request, error: Exception) -> Response:
+    """Return the response for an HTTP error."""
+    assert isinstance(error, StarletteHTTPException)
+    return error_response(error)
+
+
 def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token: str | None = None) -> FastAPI:
     """Return the application of models with different names, of which the first is the default.
 
@@ -257,9 +277,7 @@ def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token
     app.add_api_route("/health", endpoint.health)
     app.add_api_route("/metrics", metrics.show, include_in_schema=False)
 
-    @app.exception_handler(StarletteHTTPException)
-    def show_error(_: Request, error: StarletteHTTPException) -> Response:
-        return error_response(error)
+    app.add_exception_handler(StarletteHTTPException, show_error)
 
     @app.exception_handler(RequestValidationError)
     def show_invalid(_: Request, error: RequestValidationError) -> Response:
@@ -271,4 +289,5 @@ def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token
         return error_response(HTTPException(500, "The server failed. See its log."))
 
     app.add_middleware(Guard, limits=limits, token=token, metrics=metrics)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(limits.hosts), www_redirect=False)
     return app

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedModel, TrainerState
 
-from ..output_folder import AVERAGE_FOLDER
+from ...outputs import AVERAGE_FOLDER
 from .state import StatefulCallback
 
 
@@ -148,14 +148,3 @@ class AverageWeights(StatefulCallback):
     def load_state(self, folder: Path) -> None:
         assert self.average is not None
         self.average.load(folder / AVERAGE_FOLDER)
-
-
-class LastAverage(TrainerCallback):
-    """Switch the model to the averaged weights of a schedule-free optimizer after the last step.
-
-    The switch happens before the best checkpoint is loaded, because this checkpoint already contains averaged weights.
-    """
-
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if control.should_training_stop or state.global_step >= state.max_steps:
-            kwargs["optimizer"].eval()

@@ -124,6 +124,10 @@ class SafeStop(TrainerCallback):
                 if self._save_strategy is not None:
                     args.save_strategy = self._save_strategy
 
+    def start_saving(self, checkpoint: Path) -> None:
+        """Record the checkpoint that is about to be written."""
+        self.saving = checkpoint
+
     def add_loss(self, loss: Tensor) -> None:
         """Add the loss of a batch to the loss of the step, which is checked after the step."""
         self._loss = loss if self._loss is None else self._loss + loss

@@ -1,6 +1,6 @@
-"""Callbacks with a state (epoch, time, optimizer options) that is saved in checkpoints and restored on resume."""
+"""Callbacks with a state (epoch, optimizer options) that is saved in checkpoints and restored on resume."""
 
-import time
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
+from ... import __version__
 from ...data.augmentation.datasets import AugmentedDataset
-from ..checkpoints import find_load_error, on_first_process, read_state
+from ...outputs import write_atomically
+from ...processes import on_first_process
+from ..checkpoints import CONDITIONS, find_load_error, read_state
 from ..errors import CheckpointError, how_to_resume
 
 
@@ -49,9 +51,11 @@ class LoadStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # `HfViTTrainer.train` sets the attributes `callbacks` and `checkpoint`.
-        self.callbacks: Sequence[StatefulCallback] = ()
-        self.checkpoint: Path | None = None  # the checkpoint to resume from
+        self.start(None, ())
+
+    def start(self, checkpoint: Path | None, callbacks: Sequence[StatefulCallback]) -> None:
+        """Set the callbacks of a training run, and the checkpoint to resume from, if any."""
+        self.checkpoint, self.callbacks = checkpoint, callbacks
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is None:
@@ -87,16 +91,27 @@ class LoadStates(TrainerCallback):
             callback.load_state(checkpoint)
 
 
-class NewOptions(TrainerCallback):
-    """Set the optimizer options of this run again, after a loaded checkpoint has replaced them with saved options.
+class Conditions(StatefulCallback):
+    """Training conditions (options and data of a run), which are saved in checkpoints."""
 
-    Args:
-        options: Options of each parameter group, such as `lr` (before the schedule), `weight_decay` and `betas`;
-            recorded when the optimizer is created.
-    """
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def save_state(self, folder: Path, is_writer: bool) -> None:
+        if is_writer:
+            conditions = {"hf_vit": __version__, **self.values}
+            write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
+
+
+class NewOptions(TrainerCallback):
+    """Set the optimizer options of this run again, after a loaded checkpoint has replaced them with saved options."""
 
     def __init__(self) -> None:
         self.options: list[dict[str, Any]] = []
+
+    def record(self, options: list[dict[str, Any]]) -> None:
+        """Record the options of each group of a new optimizer: `lr` (before the schedule), `weight_decay`, `betas`."""
+        self.options = options
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -127,42 +142,20 @@ class DatasetEpoch(TrainerCallback):
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
 
-class TrainingClock(TrainerCallback, ExportableState):
-    """Measure the training time in seconds, including the time before an interruption."""
-
-    def __init__(self) -> None:
-        self.earlier = 0.0
-        self.start: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Training time in seconds so far."""
-        return self.earlier + (0.0 if self.start is None else time.monotonic() - self.start)
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"earlier": self.seconds}}
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        self.start = time.monotonic()
-
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        self.earlier, self.start = self.seconds, None
-
-
 class StepReport(TrainerCallback):
     """Print the total number of training steps before training. The progress bar shows the remaining time.
 
     Args:
         report: Function that prints a line of text.
-        warn: Function that warns about the given number of steps, called at the start of training.
+        find_warnings: Function that returns warnings about the given number of steps, logged at the start of training.
     """
 
-    def __init__(self, report: Callable[[str], None], warn: Callable[[int], None]) -> None:
-        self.report, self.warn = report, warn
+    def __init__(self, report: Callable[[str], None], find_warnings: Callable[[int], list[str]]) -> None:
+        self.report, self.find_warnings = report, find_warnings
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         left = state.max_steps - state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.report(f"Steps: {left:,} of {batch} images{'' if state.global_step == 0 else ' are left'}.")
-        if state.global_step == 0:
-            self.warn(state.max_steps)
+        for sentence in self.find_warnings(state.max_steps) if state.global_step == 0 else ():
+            logger.warning(sentence)

@@ -7,18 +7,19 @@ hidden size.
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import torch
+from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
@@ -31,30 +32,27 @@ from transformers.utils import logging
 
 from ... import __version__
 from ...data.augmentation.datasets import AugmentedDataset
-from ...data.collators import ObjectDetectionCollator
 from ...data.datasets import TargetDataset
-from ...data.fingerprint import digest, digest_weights, fingerprint
+from ...data.fingerprint import FEATURE_FOLDER, digest, digest_weights, fingerprint
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.task_configurations import TASK_CONFIGS
-from ...model.task_image_reconstruction import HfViTForImageReconstruction
-from ...model.task_joint_embedding import HfViTForJointEmbedding
-from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
-from ..checkpoints import on_first_process
+from ...options.training_arguments import training_options_of
+from ...outputs import find_intact, recorded_file, remove_unfinished
+from ...processes import on_first_process
 from ..errors import format_bytes
 from ..optimizer import find_backbone
-from ..regularization import Mixing
 
 
-if TYPE_CHECKING:
-    from ..trainer import HfViTTrainer
-
+logger = logging.get_logger(__name__)
 ROWS_PER_SHARD = 256  # rows per file; if a process is killed, at most this many rows are lost
 BATCH_SIZE = 32  # batch size of the extraction, fixed so that files do not depend on the training batch size
 PROBED = 4  # number of images that are encoded to determine the required features and their size
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
 MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
 # Fields of the configuration that do not influence features
-NOT_FEATURES = ("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type")
+NOT_FEATURES = {"_name_or_path", "architectures", "dtype", "transformers_version", "problem_type"}
+NOT_FEATURES |= {"out_features", "out_indices", "stage_names"}
+Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -220,6 +218,7 @@ def encode_target(example: Mapping[str, Any]) -> bytes:
     return stream.getvalue()
 
 
+@dataclass
 class FrozenFeatures:
     """Features of the frozen part of a model, stored on disk for several views of each training image.
 
@@ -230,20 +229,37 @@ class FrozenFeatures:
     the time spent on computing new features.
 
     Args:
-        trainer: A trainer that is ready to train.
+        model: The model.
+        source: Training images.
+        image_collator: Collator of training batches.
+        compute_loss: Function that returns the loss of a batch.
+        frozen: The frozen modules of the model, see `frozen_modules`.
+        args: Training arguments, with the options for stored features.
+        accelerator: Provides the precision of the model, and synchronizes the processes.
+        report: Function that receives a line of text about the features.
+        folder: Folder of all stored features; by default in the cache of `datasets`.
 
     Raises:
         ValueError: If the features exceed `cache_gigabytes`, exceed the range of float16, or are not read by the head.
     """
 
-    def __init__(self, trainer: "HfViTTrainer") -> None:
-        self.trainer, self.options = trainer, trainer.options
+    model: nn.Module
+    source: AugmentedDataset
+    image_collator: Collator
+    compute_loss: Callable[[dict[str, Any]], Tensor]
+    frozen: Sequence[nn.Module]
+    args: TrainingArguments
+    accelerator: Accelerator
+    report: Callable[[str], None] = logger.info
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.options, self.precision = training_options_of(self.args), self.accelerator.autocast
         self.dtype = DTYPES[self.options.cache_dtype]
-        self.source: AugmentedDataset = trainer.train_dataset
-        self.precision = trainer.accelerator.autocast
+        self.device = next(self.model.parameters()).device
         first = self._images(0)
         examples = [first[index] for index in range(min(PROBED, len(first)))]
-        batch = trainer.data_collator(examples)
+        batch = self.image_collator(examples)
         read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
@@ -259,14 +275,15 @@ class FrozenFeatures:
             )
         blank = torch.zeros(batch["pixel_values"].shape[1:], dtype=torch.uint8)
         self.collator = FeatureCollator(
-            trainer.data_collator, blank, {name: one.shape for name, one in self.read.items()}
+            self.image_collator, blank, {name: one.shape for name, one in self.read.items()}
         )
         sizes = [one.numel() * self.dtype.itemsize for one in self.read.values()]
         self.size = int(sum(sizes) + np.mean([len(encode_target(example)) for example in examples]))
         self.size *= self.options.cached_views * len(self.source)
         self._check_size()
         self.error = max(float((one.to(self.dtype) - one).norm() / one.norm()) for one in read.values())
-        self.folder = trainer.feature_folder / self._key(batch["pixel_values"])
+        place = self.folder or Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER
+        self.place = place / self._key(batch["pixel_values"])
         self._extract()
         files = [str(self._file(*shard)) for shard in self._shards()]
         rows = concatenate_datasets([Dataset.from_file(file) for file in files]).with_format("arrow")
@@ -275,17 +292,15 @@ class FrozenFeatures:
 
     def _probe(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], FrozenPart]:
         """Return the features of a batch that the loss depends on, and the part of the model that computes them."""
-        trainer, model = self.trainer, self.trainer.model
-        part = FrozenPart.of(trainer.plain_model, trainer.frozen)
+        part = FrozenPart.of(self.model, self.frozen)
         assert part is not None  # `check_cache` raises an error if there is no frozen part
-        device = trainer.plain_model.device
-        batch = send_to_device(batch, device)
-        model.train()
-        for module in model.modules():
+        batch, device = send_to_device(batch, self.device), self.device
+        self.model.train()
+        for module in self.model.modules():
             if isinstance(module, _BatchNorm):  # in evaluation mode, the statistics of batch norm do not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
-            read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
+            read, part = part.find_read(lambda: self.compute_loss(dict(batch)))
             states = part.run(batch)
         assert all(torch.allclose(states[name], one, rtol=1e-3, atol=1e-3) for name, one in read.items())
         return read, part
@@ -306,7 +321,7 @@ class FrozenFeatures:
         is_read = isinstance(examples, TargetDataset)
         start = nn.ModuleList([backbone.embeddings, backbone.pre_norm, *backbone.encoder.layers[:count]])
         fields_of_backbone = {
-            name: value for name, value in backbone.config.to_dict().items() if not isinstance(value, dict | list)
+            name: value for name, value in backbone.config.to_dict().items() if not isinstance(value, dict)
         }
         described = {
             "version": __version__,
@@ -320,10 +335,10 @@ class FrozenFeatures:
                 name: value for name, value in fields_of_backbone.items() if name not in (*NOT_FEATURES, *TASK_CONFIGS)
             },
             "features": {name: [str(one.dtype), *one.shape] for name, one in self.read.items()},
-            "stored": [self.options.cache_dtype, str(self.trainer.accelerator.mixed_precision), ROWS_PER_SHARD],
+            "stored": [self.options.cache_dtype, str(self.accelerator.mixed_precision), ROWS_PER_SHARD],
             "seed": self.source.seed,
         }
-        return on_first_process(self.trainer.args, lambda: digest([json.dumps(described, default=str)]))
+        return on_first_process(self.args, lambda: digest([json.dumps(described, default=str)]))
 
     def _images(self, view: int) -> AugmentedDataset:
         images = replace(self.source)
@@ -335,55 +350,62 @@ class FrozenFeatures:
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
+    def _numbers(self, number: int) -> range:
+        """Return the numbers of the images in a file."""
+        return range(len(self.source))[number * ROWS_PER_SHARD : (number + 1) * ROWS_PER_SHARD]
+
     def _file(self, view: int, number: int) -> Path:
-        return self.folder / f"view-{view:04d}-{number:05d}.arrow"
+        return self.place / f"view-{view:04d}-{number:05d}.arrow"
 
     def _extract(self) -> None:
-        """Compute and write the missing files, and report the number of images and the time."""
-        trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
-        is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
-        trainer.accelerator.wait_for_everyone()  # all processes must list the files before a file is written
+        """Compute and write the missing and damaged files, and report the number of images and the time."""
+        args, start = self.args, time.monotonic()
+        files = {shard: self._file(*shard).name for shard in self._shards()}
+        intact = find_intact(self.place, files.values())
+        is_missing = {shard: name not in intact for shard, name in files.items()}
+        self.accelerator.wait_for_everyone()  # all processes must list the files before a file is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
-        with logging.tqdm(total=len(own) * ROWS_PER_SHARD, desc="Features", disable=hides_bar) as bar:
+        self.place.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.place)
+        hides_bar = args.disable_tqdm or args.process_index > 0
+        total = sum(len(self._numbers(number)) for _, number in own)
+        with logging.tqdm(total=total, desc="Features", disable=hides_bar) as bar:
             for shard in own:
                 self._write(*shard, bar.update)
-        trainer.accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         self.seconds = time.monotonic() - start
-        if trainer.is_world_process_zero():
+        if args.process_index == 0:
             size = sum(self._file(*shard).stat().st_size for shard in is_missing)
             count, views = sum(is_missing.values()), self.options.cached_views
             how = "reused" if not count else f"{count} of {len(is_missing)} files computed"
             error = f", {self.error:.1e} off float32" if self.dtype != torch.float32 else ""
-            trainer.report(
+            self.report(
                 f"Frozen features ({', '.join(self.read)}): {len(self.source):,} images, {views} views, "
-                f"{format_bytes(size)} in {self.folder}{error}; {how} in {self.seconds:.1f} s."
+                f"{format_bytes(size)} in {self.place}{error}; {how} in {self.seconds:.1f} s."
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
-        """Compute the features of one file, and write the file atomically."""
-        start = number * ROWS_PER_SHARD
-        images = self._images(view)
+        """Compute the features of one file, and write it atomically with its checksum."""
         loader = DataLoader(
-            Subset(images, range(start, min(start + ROWS_PER_SHARD, len(images)))),
+            Subset(self._images(view), self._numbers(number)),
             BATCH_SIZE,
-            num_workers=self.trainer.args.dataloader_num_workers,
-            collate_fn=ExtractionCollator(self.trainer.data_collator),
+            num_workers=self.args.dataloader_num_workers,
+            collate_fn=ExtractionCollator(self.image_collator),
             generator=torch.Generator(),  # restore the state of the global random generator
         )
         columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
-        file = self._file(view, number)
-        part = file.with_suffix(f".{os.getpid()}")
-        with ArrowWriter(path=str(part), features=Features({TARGET: Value("binary"), **columns})) as writer:
+        features = Features({TARGET: Value("binary"), **columns})
+        with (
+            recorded_file(self._file(view, number)) as unfinished,
+            ArrowWriter(path=str(unfinished), features=features) as writer,
+        ):
             for batch, targets in loader:
                 with self.precision():
-                    states = self.part.run(send_to_device(batch, self.trainer.plain_model.device))
+                    states = self.part.run(send_to_device(batch, self.device))
                 table = {name: self._rounded(states[name]) for name in self.read}
                 writer.write_table(pa.table({TARGET: pa.array(targets, pa.binary()), **table}))
                 update(len(targets))
             writer.finalize()
-        os.replace(part, file)
 
     def _rounded(self, states: Tensor) -> pa.Array:
         """Flatten the features (B, ...) of each image into a list, as stored on disk."""
@@ -414,40 +436,57 @@ def returning(value: Tensor) -> Callable[..., Tensor]:
     return lambda *_, **__: value
 
 
-def check_cache(trainer: "HfViTTrainer", args: TrainingArguments | None = None) -> None:
+@runtime_checkable
+class Declaring(Protocol):
+    """Model, collator or batch transform that declares whether training may read stored features."""
+
+    supports_stored_features: bool
+
+
+def supports_stored_features(part: Any, default: bool) -> bool:
+    """Return whether training with a model, a collator or a batch transform may read features instead of images.
+
+    `default` applies to classes that do not declare it.
+    """
+    return part.supports_stored_features if isinstance(part, Declaring) else default
+
+
+def check_cache(
+    model: nn.Module,
+    dataset: Any,
+    collator: Any,
+    frozen: Sequence[nn.Module],
+    args: TrainingArguments,
+    transforms: Sequence[Any] = (),
+    has_teacher: bool = False,
+    is_sharded: bool = False,
+) -> None:
     """Raise `ValueError` if training on stored features is not possible with the given options.
 
-    `args` are the arguments of the training run, if they differ from those of `trainer`.
+    The arguments are those of `FrozenFeatures`, the batch transforms, whether there is a teacher, and whether FSDP or
+    DeepSpeed shard the weights.
     """
-    args, options = args or trainer.args, trainer.options
-    dataset, collator = trainer.train_dataset, trainer.data_collator
-    transforms = trainer.batch_transforms.transforms
-    changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]
-    model, rows = trainer.plain_model, dataset.dataset if isinstance(dataset, AugmentedDataset) else None
-    is_multi_scale = isinstance(collator, ObjectDetectionCollator) and collator.sizes is not None
+    options = training_options_of(args)
+    changing = [one for one in transforms if not supports_stored_features(one, False)]
+    rows = dataset.dataset if isinstance(dataset, AugmentedDataset) else None
     reasons = {
-        "pretraining draws new masks or views in each step. Remove cached_views": isinstance(
-            model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
-        ),
-        "reconstruction also needs the images as targets. Remove cached_views": isinstance(
-            model, HfViTForImageReconstruction
+        "the model draws new masks or views in each step, or reconstructs the images. Remove cached_views": not (
+            supports_stored_features(model, True)
         ),
         "the images of a stream are not numbered. Remove cached_views or --streaming": not isinstance(
             rows, TargetDataset | Dataset
         ),
-        "a teacher needs the images. Remove cached_views or the teacher": trainer.distillation is not None,
-        "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate, progressive_sizes "
-        "and multi_scale_sizes": bool(changing),
-        "multi_scale changes the image size of each batch. Set --multi_scale false": is_multi_scale,
-        "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
-        "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
-        or trainer.is_deepspeed_enabled,
+        "a teacher needs the images. Remove cached_views or the teacher": has_teacher,
+        "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate and "
+        "progressive_sizes": bool(changing),
+        "multi_scale changes the image size of each batch. Set --multi_scale false": not supports_stored_features(
+            collator, True
+        ),
+        "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": is_sharded,
         "this process has several GPUs. Start one process per GPU with torchrun --nproc_per_node": args.n_gpu > 1,
-        "a compiled model does not read stored features. Set --torch_compile false": args.torch_compile,
-        "no block of the model is frozen. Set --trainable_blocks to less than the number of blocks": FrozenPart.of(
-            model, trainer.frozen
-        )
-        is None,
+        "no block of the model is frozen. Set --trainable_blocks to less than the number of blocks": (
+            FrozenPart.of(model, frozen) is None
+        ),
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), None):
         raise ValueError(f"cached_views={options.cached_views} stores features of images, but {reason}.")

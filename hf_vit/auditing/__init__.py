@@ -1,0 +1,1 @@
+"""Audit of datasets: wrong labels, duplicates, and selection of images to label."""

@@ -1,0 +1,1 @@
+"""Parts that several tasks share: options, default hyperparameters, loading of data and models."""

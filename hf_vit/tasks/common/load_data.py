@@ -1,0 +1,300 @@
+"""Load the data of a training or evaluation run, check the images, and hold out images for validation."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import ClassLabel, Dataset, DatasetDict
+from torch import Tensor
+from transformers.trainer_utils import SaveStrategy
+from transformers.utils import logging
+
+from ...data import check_dense, hold_out
+from ...data.checks import drop_unreadable
+from ...data.datasets import Division, KeypointData, ReadTarget, TargetData, TargetDataset
+from ...data.formats.files import SPLITS
+from ...data.formats.label_values import SINGLE, problem_type_of, values_target
+from ...data.loaders.image_classification import held_out_images_of_stream
+from ...model.image_targets import IGNORED_LABEL
+from ...options.training_arguments import HfViTTrainingArguments
+from .arguments import HELD_OUT, TaskArguments
+
+
+logger = logging.get_logger(__name__)
+LABEL, MODEL_LABEL = "label", "model_label"  # columns with the class index in the data and in the model
+
+
+def load_targets(
+    load: Callable[[], TargetData],
+    args: TaskArguments,
+    training_args: HfViTTrainingArguments,
+    *,
+    needs_validation: int | None = None,
+) -> TargetData:
+    """Load and check the data of a training run, and hold out validation images if necessary.
+
+    If `args.train_val_split` is None, 10% of the training images are held out if two conditions hold. First, the
+    validation split is missing or used as the test split. Second, validation scores are needed to choose the best step
+    or another value, or the data has no test split.
+
+    Args:
+        load: Function that loads the data.
+        args: Options of the data.
+        training_args: Training arguments.
+        needs_validation: Minimum number of training images with which the task uses validation scores to choose a
+            value, such as a score threshold. None if the task chooses no value.
+
+    Returns:
+        The data with its division. Its splits are "train", "validation" and "test", or some of these.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if the data is invalid.
+    """
+    data = open_data(load, training_args)
+    if "train" not in data.splits:
+        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(data.splits)}.")
+    splits = readable_images(data, args, training_args, "cannot be trained on")
+    share, as_test = args.train_val_split, args.validation_as_test
+    if share is None:
+        is_chosen = chooses_step(training_args)
+        is_chosen |= needs_validation is not None and len(splits["train"]) >= needs_validation
+        if as_test is None:
+            as_test = is_chosen and "validation" in splits and "test" not in splits
+        is_needed = is_chosen or "test" not in splits
+        is_open = as_test or "validation" not in splits
+        share = HELD_OUT if is_needed and is_open else 0.0
+    splits = rename_validation_split(splits, args.dataset_name) if as_test else splits
+    holds_out = "validation" not in splits and share > 0
+    if holds_out:
+        held_out = hold_out(splits["train"], share)
+        splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    limits = {"train": args.max_train_samples}
+    if holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
+        limits["validation"] = math.ceil(share * args.max_train_samples)
+    chosen = {
+        name: sample_images(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
+        for name in SPLITS
+        if name in splits
+    }
+    return replace(data, splits=DatasetDict(chosen), division=Division(share, as_test, holds_out))
+
+
+def chooses_step(args: HfViTTrainingArguments) -> bool:
+    """Return whether a training run uses validation scores to choose the best step."""
+    return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
+
+
+def rename_validation_split(splits: DatasetDict, dataset_name: str) -> DatasetDict:
+    """Rename the validation split to "test"; raise `ValueError` without a validation split or with a test split."""
+    if "validation" not in splits or "test" in splits:
+        raise ValueError(
+            f"validation_as_test=True requires a validation split and no test split, but {dataset_name} has the "
+            f"splits {', '.join(splits)}. Remove validation_as_test."
+        )
+    return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
+
+
+def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str, float]:
+    """Return the split to evaluate, the split that contains its images, and the share of images that is held out.
+
+    See `load_evaluation_targets`.
+    """
+    sources = {name: name for name in ("test", "validation", "train") if name in splits}
+    if args.validation_as_test and "validation" in sources:
+        sources.setdefault("test", sources.pop("validation"))
+    share = args.train_val_split
+    if share is None:  # use the default, because a saved model does not store this fraction
+        share = 0.0 if "test" in sources else HELD_OUT
+    if "train" in sources and share > 0:
+        sources.setdefault("validation", "train")
+    if split is None:
+        split = next(name for name in ("test", "validation", "train") if name in sources)
+    if split not in sources:
+        held_out = " If training held out a tenth of the training images, add --train_val_split 0.1."
+        advice = held_out if split == "validation" and "train" in splits else ""
+        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
+    if split == "train":
+        logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
+    return split, sources[split], share
+
+
+def evaluation_images(
+    data: TargetData,
+    split: str,
+    source: str,
+    args: TaskArguments,
+    training_args: HfViTTrainingArguments,
+    train_val_split: float = 0.0,
+    was_streamed: bool = False,
+) -> Dataset:
+    """Return the images to evaluate.
+
+    Args:
+        data: The data.
+        split: Split to evaluate. "validation" may consist of images held out of the source "train".
+        source: Split of `data` that the images are taken from.
+        args: Options of the data.
+        training_args: Training arguments.
+        train_val_split: Share of the training images that is held out for validation.
+        was_streamed: Whether the training run held out its validation images from a stream.
+    """
+    data = replace(data, splits=DatasetDict({source: data.splits[source]}))
+    images = readable_images(data, args, training_args, "cannot be evaluated")[source]
+    if source == "train" != split:
+        if was_streamed:
+            images = held_out_images_of_stream(images, args.dataset_name, train_val_split)
+        else:
+            images = hold_out(images, train_val_split)["test"]
+    return sample_images(args.max_eval_samples, images, training_args.seed)
+
+
+def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
+    """Add the column `model_label` with the class indices of the model to a split.
+
+    The column `label` is kept, because holding out images depends on its values. The new column is added before images
+    are removed, since adding it later would copy all images.
+
+    Raises `ValueError` if the class of an image is unknown to the model.
+    """
+    images = data.splits[split]
+    names = images.features[LABEL].names
+    check_known(sorted({names[label] for label in images[LABEL][:]}), label2id, dataset_name)
+    known = tuple(sorted(label2id, key=label2id.__getitem__))
+    numbers = [label2id[names[label]] for label in images[LABEL][:]]
+    images = images.add_column(MODEL_LABEL, numbers, feature=ClassLabel(names=list(known)))
+    return replace(data, splits=DatasetDict({split: images}), names=known)
+
+
+def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name: str) -> None:
+    """Raise `ValueError` if the model does not have a class of the data."""
+    if unknown := [name for name in names if name not in label2id]:
+        raise ValueError(
+            f"The model has no classes {', '.join(unknown)} of {dataset_name}; its classes are {', '.join(label2id)}. "
+            "Evaluate it on data with its classes, or train it on this data."
+        )
+
+
+def readable_images(
+    data: TargetData, args: TaskArguments, training_args: HfViTTrainingArguments, fault: str
+) -> DatasetDict:
+    """Return the splits without unreadable examples. Each process checks a part of the examples.
+
+    Args:
+        data: The data.
+        args: Options of the data.
+        training_args: Training arguments.
+        fault: Consequence of an unreadable example, used in messages, such as "cannot be evaluated".
+
+    Raises:
+        ValueError: if an example is unreadable and `skip_unreadable` is not set, or if too few examples remain.
+    """
+    if not args.check_images:
+        return data.splits
+    rank, world_size = training_args.process_index, training_args.world_size
+    share = {
+        name: check_dense(
+            TargetDataset(split.shard(world_size, rank, contiguous=False), data.read_target),
+            show_progress=training_args.local_process_index == 0 and not training_args.disable_tqdm,
+        )
+        for name, split in data.splits.items()
+    }
+    unreadable: dict[str, dict[int, str]] = {name: {} for name in data.splits}
+    for first, found in gather_object([(rank, share)]):
+        for name, reasons in found.items():
+            unreadable[name] |= {first + world_size * index: reason for index, reason in reasons.items()}
+    ordered = {name: dict(sorted(reasons.items())) for name, reasons in unreadable.items()}
+    return drop_unreadable(data.splits, ordered, args.skip_unreadable, fault)
+
+
+def sample_images(limit: int | None, split: Dataset, seed: int) -> Dataset:
+    """Return a random sample of `limit` images, or all images if there are at most that many or `limit` is None."""
+    if limit is None or limit >= len(split):
+        return split
+    return split.shuffle(seed=seed).select(range(limit))
+
+
+def load_evaluation_targets(
+    load: Callable[[], TargetData],
+    args: TaskArguments,
+    split: str | None,
+    label2id: Mapping[str, int],
+    training_args: HfViTTrainingArguments,
+    was_streamed: bool = False,
+) -> tuple[str, TargetData]:
+    """Load one split of the data, with classes numbered as in a model.
+
+    If the data has no validation split, "validation" selects the images that a training run with the same
+    `train_val_split` held out of "train".
+
+    Args:
+        load: Function that loads the data.
+        args: Options of the data.
+        split: Name of the split. By default, the first existing one of "test", "validation" and, with a warning,
+            "train".
+        label2id: Class index of the model by class name.
+        training_args: Arguments with the seed and the number of processes.
+        was_streamed: Whether the model was trained on a stream, which holds out different images.
+
+    Returns:
+        The name of the split, and data with this split only.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if the data is invalid, has no such split, or has a class that the model does not have.
+    """
+    data = open_data(load, training_args)
+    split, source, share = choose_split(data.splits, args, split)
+    if LABEL in data.splits[source].column_names:
+        data = with_model_labels(data, source, label2id, args.dataset_name)
+    check_known(data.names, label2id, args.dataset_name)
+    images = evaluation_images(data, split, source, args, training_args, share, was_streamed)
+    return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
+
+
+def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
+    """Return data with class or keypoint indices of a model, which must have all classes or keypoints of the data."""
+    if not data.names:
+        return data
+    if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
+        return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
+    known = torch.tensor([label2id[name] for name in data.names])
+    names = tuple(sorted(label2id, key=label2id.__getitem__))
+    if any(problem_type_of(rows) != SINGLE for rows in data.splits.values()):
+        return replace(data, read_target=partial(values_target, names=names), names=names)
+    if isinstance(data, KeypointData):
+        read_target = partial(_reordered, read_target=data.read_target, numbers=known, count=len(names))
+        return replace(data, read_target=read_target, names=names, flip_pairs=(), skeleton=(), oks_sigmas=None)
+    numbers = torch.full((max(IGNORED_LABEL + 1, len(known)),), IGNORED_LABEL)
+    numbers[: len(known)] = known
+    return replace(
+        data,
+        read_target=partial(_renumbered, read_target=data.read_target, numbers=numbers),
+        names=names,
+        thing_ids=tuple(known[list(data.thing_ids)].tolist()),
+    )
+
+
+def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -> dict[str, Tensor]:
+    return {
+        name: numbers[values] if name in ("segmentation_map", "class_labels") else values
+        for name, values in read_target(row).items()
+    }
+
+
+def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
+    # Keypoints of the model that are missing in the data get visibility 0, which marks them as unlabeled.
+    target = read_target(row)
+    keypoints = torch.zeros(count, 3)
+    keypoints[numbers] = target["keypoints"]
+    return {**target, "keypoints": keypoints}
+
+
+def open_data(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
+    """Load the data. The first process fills the cache of `datasets` before the other processes load."""
+    with training_args.main_process_first(desc="loading the data"):
+        return load()

@@ -1,1 +1,0 @@
-"""Reports about trained models, model cards, and uploads to the Hub."""
