@@ -314,7 +314,7 @@ def to_bool(text: str) -> bool:
 
 def to_mapping(text: str) -> dict[str, Any]:
     """Convert a JSON object to a dict."""
-    from .data.formats.files import parse_json  # imported lazily, because help pages need no datasets
+    from .data.reading.files import parse_json  # imported lazily, because help pages need no datasets
 
     try:
         content = parse_json(text)

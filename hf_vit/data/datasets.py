@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, Image, IterableDataset
 from transformers.utils import logging
 
 from ..model.image_inputs import check_bits, decode_image
-from .formats.orientation import TURN, orient_map
+from .reading.orientation import TURN, orient_map
 from .targets import encoded_bytes, target_of
 
 

@@ -15,7 +15,7 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
-from ..data.formats.files import joined
+from ..data.reading.files import joined
 from ..model.calibration import HfViTCalibrationConfig
 
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..data.formats.files import split_names
+from ..data.reading.files import split_names
 from .field import Names, check_number
 from .library import metadata_of, options_of
 from .names import ANSWERS, unknown_option, with_underscores

@@ -27,7 +27,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_xla_available
 
-from ..data.formats.files import split_names
+from ..data.reading.files import split_names
 from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
 from .field import (

@@ -22,7 +22,7 @@ from datasets import DatasetDict
 from safetensors.torch import save_file
 
 from .. import model as travelling
-from ..data.formats.label_values import SINGLE
+from ..data.reading.label_values import SINGLE
 from ..evaluation.calibration import LEAST_FITTED, fit_features
 from ..model.calibration import SIMILARITY_FILE, HfViTCalibrationConfig
 from ..outputs import check_writable, write_atomically

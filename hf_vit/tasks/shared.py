@@ -13,7 +13,7 @@ from ..data import load_image_text
 from ..data.augmentation.joint import DenseAugmentation
 from ..data.collators import DensePredictionCollator
 from ..data.datasets import TargetData
-from ..data.formats.orientation import AnnotationOrientation
+from ..data.reading.orientation import AnnotationOrientation
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_geometry import resize_nearest
 from ..model.processing_hf_vit import HfViTProcessor

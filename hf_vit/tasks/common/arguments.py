@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ...data.formats.files import split_names
-from ...data.formats.label_values import MULTI, SINGLE, ProblemType
+from ...data.reading.files import split_names
+from ...data.reading.label_values import MULTI, SINGLE, ProblemType
 from ...model.configuration_hf_vit import PRESETS
 from ...options.field import (
     CHANGES_IMAGES,
@@ -48,13 +48,16 @@ class SourceArguments(Options):
     """Options of the data source."""
 
     # Fields of this class that are passed to the loaders in `hf_vit.data` as arguments with the same names
-    loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
+    loader_options: ClassVar[tuple[str, ...]] = (
+        *("dataset_config_name", "dataset_revision", "image_column_name", "data_format"),
+    )
     takes_several: ClassVar[bool] = False  # whether a user can give several sources, separated by commas
 
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
     dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
     image_column_name: str | None = data_option(None, "Column of the images, if it is not detected.")
+    data_format: str | None = data_option(None, "Format of the data, if several fit, such as coco, yolo or voc.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,9 +16,9 @@ from transformers.utils import logging
 from ...data import check_dense, hold_out
 from ...data.checks import drop_unreadable
 from ...data.datasets import Division, KeypointData, ReadTarget, TargetData, TargetDataset
-from ...data.formats.files import SPLITS
-from ...data.formats.label_values import SINGLE, problem_type_of, values_target
 from ...data.loaders.image_classification import held_out_images_of_stream
+from ...data.reading.label_values import SINGLE, problem_type_of, values_target
+from ...data.reading.splits import SPLITS
 from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments
 from .arguments import HELD_OUT, TaskArguments

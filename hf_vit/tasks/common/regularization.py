@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from ...data.collators import size_for_height
-from ...data.formats.label_values import MULTI, REGRESSION, SINGLE
+from ...data.reading.label_values import MULTI, REGRESSION, SINGLE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.shared import to_float32_or_higher
 from ...model.task_image_classification import HfViTForImageClassification, soften_labels

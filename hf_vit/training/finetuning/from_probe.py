@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data.datasets import TargetData
-from ...data.formats.label_values import SINGLE
+from ...data.reading.label_values import SINGLE
 from ...evaluation.base import CHOOSING
 from ...evaluation.classification import ClassificationMetric
 from ...features.probe import Probe, fit_probe
