@@ -23,7 +23,7 @@ import torch
 from datasets import Dataset
 
 from ..data import load_unlabeled_images
-from ..data.formats.files import joined
+from ..data.reading.files import joined
 from ..data.shards import open_processes
 from ..extras import check_packages
 from ..features.extraction import extract_all

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..data.datasets import TargetData
-from ..data.formats.files import joined
+from ..data.reading.files import joined
 from ..model.image_targets import IGNORED_LABEL
 from ..runs.evaluate import plan_evaluation
 from ..tasks.base import Task

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers.utils import logging
 
-from ..data.formats.files import READ_AHEAD
+from ..data.reading.files import READ_AHEAD
 from ..data.targets import encoded_bytes
 from ..features.near_duplicates import CHUNK_SIZE, SIDE
 from ..model.image_inputs import read_image

@@ -8,11 +8,12 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 from PIL import Image as PILImage
+from PIL.TiffImagePlugin import TiffImageFile
 from transformers.utils import logging
 
 from ..model.image_inputs import is_transparent, read_image
 from .datasets import TargetDataset
-from .formats.files import in_lines, joined
+from .reading.files import in_lines, joined
 from .targets import image_only
 
 
@@ -118,7 +119,8 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
     """Read all examples and find those whose image or target cannot be used for training.
 
     Detected problems are unreadable files, a target or annotation whose size differs from its image, unknown classes
-    or colors in masks, and targets of a wrong type. Depth maps without a valid pixel only cause a warning.
+    or colors in masks, and targets of a wrong type. Depth maps without a valid pixel and images with several pages
+    only cause a warning.
 
     Args:
         dataset: Training examples. In distributed training, each process may check a shard.
@@ -128,7 +130,7 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
     Returns:
         A dictionary from the index of each invalid example to an error message with the file name.
     """
-    without_depth: list[str] = []
+    without_depth, with_pages = list[str](), list[str]()
 
     def faults_among(indices: range) -> dict[int, str]:
         faults: dict[int, str] = {}
@@ -139,6 +141,9 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
             except (OSError, TypeError, ValueError) as error:
                 faults[index] = str(error)
             else:
+                image = example["image"]
+                if isinstance(image, TiffImageFile) and image.n_frames > 1:
+                    with_pages.append(f"{example['file']}: {image.n_frames} pages")
                 if "depth_map" in example and not example["depth_map"].any():
                     without_depth.append(example["file"])
         return faults
@@ -152,11 +157,14 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
         for chunk, found in zip(chunks, threads.map(faults_among, chunks), strict=True):
             faults |= found
             bar.update(len(chunk))
+    if with_pages:
+        logger.warning(
+            "%d of %d images have further pages, which are ignored:%s",
+            *(len(with_pages), len(dataset), in_lines(sorted(with_pages), MAX_NAMED)),
+        )
     if without_depth:
         logger.warning(
             "%d of %d depth maps have no valid pixel and do not contribute to training:%s",
-            len(without_depth),
-            len(dataset),
-            in_lines(sorted(without_depth), MAX_NAMED),
+            *(len(without_depth), len(dataset), in_lines(sorted(without_depth), MAX_NAMED)),
         )
     return faults

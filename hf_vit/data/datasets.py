@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, Image, IterableDataset
 from transformers.utils import logging
 
 from ..model.image_inputs import check_bits, decode_image
-from .formats.orientation import TURN, orient_map
+from .reading.orientation import TURN, orient_map
 from .targets import encoded_bytes, target_of
 
 
@@ -145,11 +145,15 @@ class Division:
         train_val_split: Share of the training images that is held out if there is no validation split.
         validation_as_test: Whether the scores of the validation split are reported as those of the test split.
         holds_out: Whether the validation images were held out of the training images.
+        chooses_weights: Whether scores on validation images choose the weights.
+        calibrates: Whether scores are calibrated.
     """
 
     train_val_split: float | None = None
     validation_as_test: bool | None = None
     holds_out: bool = False
+    chooses_weights: bool = False
+    calibrates: bool = True
 
 
 @dataclass(frozen=True)

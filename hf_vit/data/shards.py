@@ -17,7 +17,7 @@ from datasets import Features
 from datasets.arrow_writer import ParquetWriter
 
 from ..outputs import find_intact, recorded_file, remove_unfinished, write_atomically
-from .formats.files import joined
+from .reading.files import joined
 
 
 PLACES = ("model", "dataset")  # Settings that are paths. Rows do not depend on them.

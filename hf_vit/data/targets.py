@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
-from .formats.classes import ClassList, color_table, index_table
-from .formats.files import NPY_START, joined
+from .reading.classes import ClassList, color_table, index_table
+from .reading.files import NPY_START, joined
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
@@ -263,7 +263,7 @@ def instances_target(row: Row) -> dict[str, Tensor]:
     """
     size = (row["height"], row["width"])
     objects = json.loads(row["objects"])
-    masks = [_draw(entry["segmentation"], size, f"annotation {entry['id']} of {row['file']}") for entry in objects]
+    masks = [_draw(entry["segmentation"], size, f"{entry['name']} of {row['file']}") for entry in objects]
     return {**_stacked(masks, [entry["label"] for entry in objects], size), **_crowds(objects)}
 
 

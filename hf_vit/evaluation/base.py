@@ -15,7 +15,7 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
-from ..data.formats.files import joined
+from ..data.reading.files import joined
 from ..model.calibration import HfViTCalibrationConfig
 
 
@@ -218,6 +218,7 @@ class BaseEvaluator(ABC):
     threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
     calibration: HfViTCalibrationConfig = field(init=False, default_factory=HfViTCalibrationConfig)  # of the model
     calibration_scores: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # before and after
+    calibration_note: str = field(init=False, default="")  # text of the model card about the fit, or why there is none
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
         """Compute reference data, such as features of training images, before `trainer` starts an evaluation."""
@@ -241,6 +242,8 @@ class BaseEvaluator(ABC):
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
+
+    completes_calibration: ClassVar[bool] = False  # whether `complete_calibration` needs predictions
 
     def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
         """Return a fitted calibration with values that depend on calibrated scores and on the chosen threshold."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..data.formats.keypoints import oks_sigmas_of
+from ..data.reading.keypoints import oks_sigmas_of
 from .base import TOLERANCE, Threshold, as_array, best_threshold, mean_without_nan
 from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 

@@ -8,22 +8,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from ..extras import check_packages
+from ..evaluation.features import classify_by_neighbors, retrieval_average_precision
 from ..outputs import check_outputs, check_writable, free_folder, record_outputs, write_atomically
 from .files import FeatureSplit, open_train_and_test
+from .probe import fit_probe
 
 
 # Maps a metric to the title and the number format of its column in the printed table
 COLUMNS = {
     "knn_accuracy": ("k-NN", ".2%"),
     "linear_probe_accuracy": ("linear probe", ".2%"),
-    "linear_probe_C": ("C", "g"),
+    "linear_probe_penalty": ("penalty", ".3g"),
     "retrieval_map": ("mAP in train", ".2%"),
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
@@ -38,10 +37,6 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
     Returns:
         A dict with the model, the names and sizes of the splits, and "scores": a dict with the metrics of `COLUMNS`
         for each feature, and for a baseline that always predicts the most frequent training class.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
-        ValueError: if a class has a single training image.
     """
     names = sorted({*train.labels, *test.labels})
     numbers = {name: number for number, name in enumerate(names)}
@@ -71,7 +66,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
         features: Features of the test images, (B, D).
         truth: Class numbers of the test images, (B,).
     """
-    answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
+    probe = fit_probe(known, classes, int(classes.max()) + 1)
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
     # Test images are processed in chunks, to limit the memory for the distances between images.
     for rows in torch.arange(len(truth)).split(max(1, MAX_PAIRS // max(len(truth), len(classes)))):
@@ -81,8 +76,8 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
         among.append(retrieval_average_precision(queries, own, features, truth, own=rows))
     return {
         "knn_accuracy": float((torch.cat(neighbors) == truth).double().mean()),
-        "linear_probe_accuracy": float(np.mean(answers == truth.numpy())),
-        "linear_probe_C": strength,
+        "linear_probe_accuracy": float((probe.predict(features) == truth).double().mean()),
+        "linear_probe_penalty": probe.penalty,
         "retrieval_map": float(torch.cat(precisions).nanmean()),
         "retrieval_map_among_scored": float(torch.cat(among).nanmean()),
     }
@@ -120,9 +115,7 @@ def evaluate_folders(
     Raises:
         ValueError: if the features come from different models, or an existing file may not be replaced.
         OSError: if a folder has no features, or the output cannot be written.
-        ImportError: if scikit-learn is missing.
     """
-    check_packages("The evaluation of features", "sklearn")
     folders = [Path(folder) for folder in (train, test) if folder is not None]
     folder = folders[-1] if test is None else folders[-1] / f"evaluation-beside-{folders[0].resolve().name}"
     folder = Path(output_dir) if output_dir else folder if test is None else free_folder(folder)

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ..data.formats.files import SPLITS, joined
+from ..data.reading.files import joined
+from ..data.reading.splits import SPLITS
 from ..data.shards import ShardSettings, plan_shards
 from ..outputs import RECORD, find_intact
 

@@ -15,7 +15,7 @@ from transformers import Pipeline, PreTrainedConfig, pipeline
 from transformers.utils import logging
 
 from ..convert import load_image_processor
-from ..data.formats.files import VIDEO_SUFFIXES, is_system
+from ..data.reading.files import VIDEO_SUFFIXES, is_system
 from ..data.shards import open_processes
 from ..extras import check_packages
 from ..model.large_images import check_tiles

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ..data import load_unlabeled_images
 from ..data.fingerprint import image_state
-from ..data.formats.columns import TABLE_SUFFIXES
-from ..data.formats.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
-from ..data.formats.stored import TAR_SUFFIXES
+from ..data.reading.files import IMAGE_SUFFIXES, TABLE_SUFFIXES, VIDEO_SUFFIXES, walk_files
+from ..data.reading.shards import TAR_SUFFIXES
 from ..data.targets import encoded_bytes
 from ..extras import check_packages
 from ..model.image_inputs import download, read_image

@@ -1,12 +1,14 @@
 """Calibrate the scores of a saved model on held-out images, and store the result in the folder of the model.
 
 The command fits a temperature of the scores or, for keypoints, a scale of the expected errors and, for classes,
-prediction sets and a summary of the features of the training images. It uses the validation split or the images that
-training held out. If there is a test split, scores before and after calibration are measured on it, otherwise by
-cross-validation on the held-out images.
+prediction sets and a summary of the features of the training images. It uses the validation images that training did
+not report, or the images that training held out, without those that chose the weights. If there is a test split,
+scores before and after calibration are measured on it, otherwise by cross-validation on the held-out images. If
+cross-validation finds the scores worse, they remain as they were.
 
 Examples:
-    hf-vit calibrate outputs/photos photos
+    hf-vit calibrate outputs/photos
+    hf-vit calibrate outputs/photos photos --split validation
 """
 
 import json
@@ -22,15 +24,18 @@ from datasets import DatasetDict
 from safetensors.torch import save_file
 
 from .. import model as travelling
-from ..data.formats.label_values import SINGLE
-from ..evaluation.calibration import LEAST_FITTED, fit_features
+from ..data.reading.label_values import SINGLE
+from ..evaluation.calibration import fit_features
 from ..model.calibration import SIMILARITY_FILE, HfViTCalibrationConfig
+from ..options.recipe import RECIPE_NAME, recipe_of
 from ..outputs import check_writable, write_atomically
 from ..runs.choose import complete_calibration
-from ..runs.evaluate import Evaluation, prepare_evaluation
+from ..runs.evaluate import Evaluation, find_task, prepare_evaluation
 from ..runs.model_card import CALIBRATION, describe_calibration
 from ..runs.report import report_calibration
+from ..runs.run import get_name
 from ..tasks.base import Task, plain_batches
+from ..tasks.common.load_data import CALIBRATION_SPLIT, NotHeldOutError, describe_images
 from ..tasks.image_classification import ImageClassification, find_problem_type
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.finetuning.probe import encode
@@ -38,14 +43,15 @@ from ..training.output_folder import CODE_FILES
 
 
 MOST_SHARE = 0.05  # maximum size of the summary of the features, relative to the weights
+REPORTED = " The scores above were measured on the same images, so they are optimistic for the calibration."
 SECTION_AFTER = "## Use"  # heading of the model card in front of which the section is inserted
 
 
 def calibrate(
     model: str | Path,
-    data: str,
+    data: str | None = None,
     *,
-    split: str = "validation",
+    split: str | None = None,
     options: dict[str, Any] | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
@@ -53,54 +59,84 @@ def calibrate(
 
     Args:
         model: Folder of a saved model; config.json is changed, and similarity.safetensors added.
-        data: Data of the training run: a folder, a file, or a dataset name on the Hub.
-        split: Split of images that were not used for training, on which the calibration is fitted.
+        data: A folder, a file, or a dataset name on the Hub; by default the data of the training run.
+        split: Split to fit the calibration on; by default validation images that training did not report, or the
+            images that training held out. The card says so if its scores are those of this split.
         options: Further options of hf-vit evaluate, as JSON, such as '{"max_eval_samples": 2000}'.
         report: Function that receives progress messages.
 
     Raises:
         OSError: if there is no such model or data.
-        ValueError: if the task has no scores, or the split is missing.
+        ValueError: if the task has no scores, or no images are left for the calibration.
     """
     model = Path(model)
     if not (model / "config.json").is_file():
         raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
     check_writable(model)
+    data = data or recipe_of(model).get("dataset_name")
+    if data is None:
+        raise ValueError(f"{model} has no recipe.yaml that names its data. Run: hf-vit calibrate {model} DATA")
     given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
     with TemporaryDirectory() as folder:
-        held = prepare_evaluation({**given, "split": split, "output_dir": folder})
-        task, trainer = held.task, held.trainer
-        if not trainer.calibrate(held.examples):
-            raise ValueError(
-                f"{type(trainer.plain_model).__name__} has no scores to calibrate, or the {split} images have fewer "
-                f"than {LEAST_FITTED}. Use more images."
-            )
+        given["output_dir"] = folder
+        held = open_held_out(given, split)
+        task, trainer, used = held.task, held.trainer, held.split
+        network, evaluator = trainer.plain_model, trainer.evaluator
+        old = network.calibration
+        if not trainer.calibrate(held.examples, describe_images(held.data.division, used)):
+            raise ValueError(f"{type(network).__name__} has no scores to calibrate.")
         if task.chooses_threshold:
             trainer.choose_threshold(held.examples)
         complete_calibration(trainer)
-        fitted = trainer.plain_model.calibration
-        tested = prepare_evaluation({**given, "output_dir": folder})
-        if tested.split != "test":
+        network.settle_calibration()
+        fitted = network.calibration
+        tested = prepare_evaluation(given)
+        is_fitted = tested.split != "test" or used == "test"
+        if is_fitted:
             tested = held
+            evaluator.calibration_note += REPORTED
         tester, name = tested.trainer, tested.split
         tester.plain_model.config.calibration_config = fitted
         tester.predict(tested.examples, metric_key_prefix=name)
-        pictures = report_calibration(model, name, tester.evaluator, is_fitted=name == split)
-        if isinstance(task, ImageClassification) and find_problem_type(held.data) == SINGLE:
-            trained = prepare_evaluation({**given, "split": "train", "output_dir": folder})
+        is_kept = not fitted.error_scale and (fitted.temperature, fitted.offset) == (old.temperature, old.offset)
+        pictures = report_calibration(model, name, tester.evaluator, is_fitted=is_fitted and not is_kept)
+        has_classes = isinstance(task, ImageClassification) and find_problem_type(held.data) == SINGLE
+        if has_classes and "train" in task.open_data().splits:
+            trained = prepare_evaluation({**given, "split": "train"})
             if not store_features(model, held, trained):
                 report(
                     f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
                 )
     store_config(model, task, trainer, fitted)
     scores, card = tester.evaluator.calibration_scores, model / "README.md"
-    if scores and card.is_file():
-        write_section(card, describe_calibration(scores), pictures)
-    how = "by cross-validation" if name == split else f"on {name} images"
-    value = f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}"
-    report(f"{value}, fitted on {fitted.num_images:,} {split} images.")
+    if card.is_file():
+        write_section(card, describe_calibration(scores, evaluator.calibration_note), pictures)
+    report(evaluator.calibration_note)
+    report(f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}")
+    how = "by cross-validation" if is_fitted else f"on {name} images"
     for key, (before, after) in scores.items():
         report(f"{key}: {before:.4f} before, {after:.4f} after, measured {how}")
+
+
+def open_held_out(given: Mapping[str, Any], split: str | None) -> Evaluation:
+    """Return the evaluation of a saved model on images that it was not trained on.
+
+    Raises:
+        ValueError: if there are no such images; the message contains the command of a training run that has some.
+    """
+    if split == "train":
+        raise ValueError("split='train' selects images that the model was trained on. Choose validation or test.")
+    try:
+        opened = prepare_evaluation({**given, "split": split or CALIBRATION_SPLIT})
+        if opened.split == "validation" and opened.data.division.chooses_weights:
+            opened = prepare_evaluation({**given, "split": CALIBRATION_SPLIT})
+        return opened
+    except NotHeldOutError as error:
+        model, again = Path(given["model_name_or_path"]), ""
+        if error.options and (model / RECIPE_NAME).is_file():
+            command = f"hf-vit train {get_name(find_task(given))} --recipe {model / RECIPE_NAME} {error.options}"
+            again = f" Train with held-out images: {command} --output_dir {model}-held-out."
+        raise ValueError(f"{error}{again} To use other images, name their split with --split.") from error
 
 
 def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: HfViTCalibrationConfig) -> None:

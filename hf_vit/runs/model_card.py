@@ -60,6 +60,7 @@ class TrainingInfo:
         warnings: Sentences about classes with a score of 0, objects that are not found, and too few steps.
         pictures: File names of pictures next to the card, by caption.
         calibration: Scores before and after calibration on held-out images, by name; empty without calibration.
+        calibration_note: Text about the calibration, or why there is none.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
         tags: Keywords in the metadata of the card.
@@ -90,6 +91,7 @@ class TrainingInfo:
     warnings: Sequence[str] = ()
     pictures: dict[str, str] = field(default_factory=dict)
     calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
+    calibration_note: str = ""
     arguments: str = "training_args.json"
     location: str = PLACE
     tags: tuple[str, ...] = ("vision", "hf_vit")
@@ -129,19 +131,17 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
     return rows
 
 
-def describe_calibration(scores: dict[str, tuple[float, float]]) -> str:
-    """Return the section of the card about scores before and after calibration."""
+def describe_calibration(scores: dict[str, tuple[float, float]], note: str) -> str:
+    """Return the section of the card about the calibration: a note and, if there are any, scores before and after."""
     rows = [f"| {name} | {format_value(before)} | {format_value(after)} |" for name, (before, after) in scores.items()]
-    return "\n".join(
-        [
-            f"{CALIBRATION}\n",
-            "The scores were calibrated on held-out images. In the table, lower is better. To disable the "
-            "calibration, pass `calibration_config={'enabled': False}` to `from_pretrained`.\n",
-            "| score | before | after |",
-            "|---|---|---|",
-            *rows,
-        ]
-    )
+    table = [
+        "\nIn the table, lower is better. To disable the calibration, pass `calibration_config={'enabled': False}` to "
+        "`from_pretrained`.\n",
+        "| score | before | after |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join([f"{CALIBRATION}\n", note, *(table if rows else [])])
 
 
 def compare(info: TrainingInfo) -> list[str]:

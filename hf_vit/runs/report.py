@@ -307,6 +307,7 @@ def report_run(run: Run, warnings: Sequence[str] = (), **facts: Any) -> tuple[di
         units=evaluator.metric.units,
         parts={evaluator.parts: classes},
         calibration=calibration,
+        calibration_note=evaluator.calibration_note,
         limits=limits.format(num_classes=len(data.names), model=trainer.plain_model),
         **describe_training(trainer, split),
         **facts,

@@ -47,6 +47,7 @@ def join_cards(run: Run, infos: Mapping[str, TrainingInfo], **facts: Any) -> Tra
     weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
     baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
     data = [info.data for info in infos.values()]
+    limits = [f"{name}: {info.limits} {info.calibration_note}".strip() for name, info in infos.items()]
     recipes = {
         name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
     }
@@ -77,7 +78,7 @@ def join_cards(run: Run, infos: Mapping[str, TrainingInfo], **facts: Any) -> Tra
         baselines={"baseline without images": join(baselines)},
         lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
         pictures=pictures | CURVES,
-        limits=run.task.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
+        limits=run.task.limits.format(heads=" ".join(limits)),
         **describe_training(trainer, data[0].split),
         **facts,
     )

@@ -17,8 +17,8 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ..data import ImageClassificationCollator, load_image_classification
 from ..data.augmentation.classification import image_classification_augmentation
 from ..data.datasets import TargetData
-from ..data.formats.files import add_file_column
-from ..data.formats.label_values import MULTI, REGRESSION, SINGLE, problem_type_of, value_table, values_target
+from ..data.reading.files import add_file_column
+from ..data.reading.label_values import MULTI, REGRESSION, SINGLE, problem_type_of, value_table, values_target
 from ..data.targets import label_target
 from ..evaluation.base import BaseEvaluator, Batch, ImageResult
 from ..evaluation.classification import ClassificationMetric, majority_baseline

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
-from hf_vit.data.formats.classes import ClassList, choose_classes
+from hf_vit.data.reading.classes import ClassList, choose_classes
 from hf_vit.data.targets import read_depth, read_mask
 
 from ..helpers.datasets import class_map, encoded, truncate, write_image

@@ -12,7 +12,7 @@ from datasets import Dataset, Features, Image, List, Value
 
 from hf_vit.data import hold_out, load_keypoint_detection
 from hf_vit.data.datasets import KeypointData
-from hf_vit.data.formats.keypoints import COCO_SIGMAS, flip_pairs_of
+from hf_vit.data.reading.keypoints import COCO_SIGMAS, flip_pairs_of
 from hf_vit.data.targets import target_of
 
 from ..helpers.datasets import encoded, picture, write_image

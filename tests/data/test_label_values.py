@@ -10,7 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
 from hf_vit.data import load_image_classification
-from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_table
+from hf_vit.data.reading.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_table
 from hf_vit.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import picture, write_class_folders, write_pictures

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
-from hf_vit.data.formats import stored
-from hf_vit.data.formats.files import files_below
-from hf_vit.data.formats.stored import check_tars
+from hf_vit.data.formats import tar as stored
+from hf_vit.data.formats.tar import check_tars
 from hf_vit.data.loaders.unlabeled_images import stream_images
+from hf_vit.data.reading.files import files_below
 
 from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_class_folders, write_pictures, write_tar
 from .errors import expect_error

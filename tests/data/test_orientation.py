@@ -21,8 +21,8 @@ from hf_vit.data import (
     load_universal_segmentation,
 )
 from hf_vit.data.datasets import TargetData
-from hf_vit.data.formats import orientation as module
-from hf_vit.data.formats.boxes import CORNERS
+from hf_vit.data.formats.voc import CORNERS
+from hf_vit.data.reading import orientation as module
 
 from ..helpers.datasets import write_image
 from .errors import expect_error

@@ -10,8 +10,8 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
 from hf_vit.data import load_unlabeled_images
-from hf_vit.data.formats.columns import SourceOptions
 from hf_vit.data.loaders.unlabeled_images import class_names_of, first_images, image_and_class, stream_images
+from hf_vit.data.reading.columns import SourceOptions
 from hf_vit.data.targets import encoded_bytes
 
 from ..helpers import datasets as samples

@@ -18,8 +18,8 @@ from hf_vit.data import (
     load_unlabeled_images,
     stream_image_classification,
 )
-from hf_vit.data.formats.classes import read_class_file
-from hf_vit.data.formats.files import parse_flag
+from hf_vit.data.reading.classes import read_class_file
+from hf_vit.data.reading.files import parse_flag
 
 from ..helpers import datasets as samples
 from ..helpers import object_files as scenes

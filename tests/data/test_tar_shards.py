@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
-from hf_vit.data.formats.stored import find_tars
+from hf_vit.data.formats import tar
 from hf_vit.data.loaders.image_classification import held_out_images_of_stream
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
@@ -142,5 +142,5 @@ def test_images_without_labels_come_from_tar_files_too_but_not_beside_images(tmp
     # Tar files next to class folders are ignored.
     write_class_folders(tmp_path / "folders", ["cat", "dog"])
     write_tars(tmp_path / "folders", {"train": [1, 0]})
-    assert find_tars(tmp_path / "folders") == {}
+    assert tar.detect(tmp_path / "folders", "classes") is None
     assert load_image_classification(str(tmp_path / "folders"))["train"].num_rows == 8

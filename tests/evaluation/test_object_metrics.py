@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pycocotools.cocoeval import Params
 
-from hf_vit.data.formats.keypoints import COCO_SIGMAS
+from hf_vit.data.reading.keypoints import COCO_SIGMAS
 from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.evaluation.keypoints import KeypointMetric, default_oks_sigmas
 

@@ -240,7 +240,7 @@ def test_a_batch_has_an_image_once_and_the_loss_of_the_model(workplace: Path, tm
 
 
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
-    own_tokens = "--tokenizer_name name has its own vocabulary and size. Remove --vocab_size 300"
+    own_tokens = "vocab_size=300 and tokenizer_name='name' exclude each other: the tokenizer has its own vocabulary"
     of_a_class = "'a photo'. Each template needs one {} for the class name"
     saved = ["--model_name_or_path", str(workplace / "pairs"), "--max_text_length", "9"]
     colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
-from hf_vit.data.formats.classes import ClassList, index_table
+from hf_vit.data.reading.classes import ClassList, index_table
 from hf_vit.runs import Run
 from hf_vit.runs.evaluate import open_evaluation, plan_evaluation
 from hf_vit.runs.report import evaluate_run

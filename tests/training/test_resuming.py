@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_vit import outputs
-from hf_vit.data.formats.keypoints import flip_pairs_of
+from hf_vit.data.reading.keypoints import flip_pairs_of
 from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, savable_values
 from hf_vit.options.resolve import build, resolve
 from hf_vit.outputs import free_folder, write_atomically

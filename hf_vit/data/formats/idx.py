@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 
-from .files import joined
+from ..reading.files import joined
+from ..reading.match import Match, Target
 
 
 PLACES = ("*", "raw/*", "*/raw/*")  # includes `raw`, because torchvision stores the files in MNIST/raw
@@ -18,7 +19,7 @@ NUM_DIMENSIONS = {"images": 3, "labels": 1}
 IdxFiles = dict[str, dict[str, Path]]
 
 
-def find_idx(path: Path) -> IdxFiles:
+def detect(path: Path, target: Target) -> Match | None:
     """Find idx files in a folder and its subfolders, by split ("train", "test") and kind ("images", "labels")."""
     found: dict[str, IdxFiles] = {}
     # Uncompressed files are preferred over compressed ones in the same folder because they are read faster.
@@ -32,11 +33,12 @@ def find_idx(path: Path) -> IdxFiles:
         raise ValueError(
             f"{path} contains idx files of several datasets: {joined(sorted(found))}. Give the folder of one of them."
         )
-    return next(iter(found.values()), {})
+    return Match(next(iter(found.values())), f"idx files in {next(iter(found))}") if found else None
 
 
-def load_idx(files: IdxFiles) -> DatasetDict:
+def read(match: Match) -> DatasetDict:
     """Read the images (PIL, mode L) and labels of all splits."""
+    files: IdxFiles = match.files
     return DatasetDict({split: _load_split(split, files[split]) for split in ("train", "test") if split in files})
 
 

@@ -2,21 +2,28 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Unpack
 
 from datasets import DatasetDict
 
 from ..datasets import TargetData
-from ..formats.classes import ClassList, choose_classes
-from ..formats.coco import KINDS, find_coco, load_coco_masks
-from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
-from ..formats.files import add_file_column, find_folder, joined
-from ..formats.folders import load_pairs
-from ..formats.orientation import AnnotationOrientation, add_turn_column
-from ..formats.stored import class_folder, load_splits
-from ..targets import depth_target, region_target, semantic_target
+from ..formats import FORMATS, WITH_COLUMNS, read_source
+from ..formats.coco_panoptic import PanopticData
+from ..formats.pairs import explain
+from ..reading.classes import ClassList, choose_classes
+from ..reading.columns import SourceKeywords, SourceOptions, image_and_target, take_from
+from ..reading.files import add_file_column, joined
+from ..reading.hub import class_folder
+from ..reading.masks import instance_rows
+from ..reading.match import Match
+from ..reading.objects import ObjectData
+from ..reading.orientation import AnnotationOrientation, add_turn_column
+from ..targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
+
+
+KINDS = {"panoptic": "coco_panoptic", "instances": "coco"}  # name of the format of each kind of annotations
 
 
 def load_semantic_segmentation(
@@ -39,6 +46,7 @@ def load_semantic_segmentation(
     - a folder with `train/images/`, `train/masks/`, `val/images/`, ..., or `images/train/`, `masks/train/`, ..., or
       only `images/` and `masks/`. An image and its mask have the same stem. Other names of `masks/` are `labels/` and
       `annotations/`;
+    - a published dataset or an export of a tool in layouts.yaml, with its class names;
     - if the path does not exist, the name of a dataset on the Hub.
 
     Masks contain class numbers in one channel of 8 or 16 bits (255 for unlabeled pixels), or RGB colors.
@@ -64,8 +72,9 @@ def load_semantic_segmentation(
         ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
-    splits, classes = _load_masks(
-        options, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
+    match, content = read_source(options, "masks", explain(options.path, "mask"))
+    splits, classes = _masks(
+        match, content, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
     )
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
@@ -114,32 +123,61 @@ def load_universal_segmentation(
         ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
-    if coco := _load_coco(options.path, annotations, annotation_orientation):
+    options = replace(options, data_format=_format_of(annotations, options))
+    match, content = read_source(options, "instances", explain(options.path, "mask"))
+    if isinstance(content, ObjectData | PanopticData):
         if thing_names or class_names or classes_file:
             raise ValueError(
                 f"The annotations of {source} already contain class names and things. Remove thing_names, class_names "
                 "and classes_file."
             )
-        return coco
-    splits, classes = _load_masks(
-        options, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
+        return _instances(content, annotation_orientation)
+    splits, classes = _masks(
+        match, content, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
     )
     thing_ids = _thing_ids(classes.names, thing_names, source)
     read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
     return TargetData(splits, read_target, classes.names, thing_ids)
 
 
-def _load_masks(
-    options: SourceOptions,
+def _format_of(annotations: str | None, options: SourceOptions) -> str | None:
+    """Return the name of the format for a kind of COCO annotations, or `options.data_format` if no kind is given."""
+    if annotations is not None:
+        if annotations not in KINDS:
+            raise ValueError(f"annotations={annotations!r} is unknown. Use {' or '.join(map(repr, KINDS))}.")
+        return KINDS[annotations]
+    path = options.path
+    if options.data_format is None and path.is_dir():
+        found = [kind for kind, name in KINDS.items() if FORMATS["instances"][name].detect(path, "instances")]
+        if len(found) > 1:
+            raise ValueError(
+                f"{path} has annotation files of {' and '.join(found)}. Choose one kind, as in "
+                f"annotations={found[0]!r}."
+            )
+    return options.data_format
+
+
+def _masks(
+    match: Match,
+    content: DatasetDict,
     orientation: AnnotationOrientation,
     class_names: Sequence[str] | None,
     classes_file: str | None,
-    *encoding: bool,
+    reduce_labels: bool,
+    binary_masks: bool,
 ) -> tuple[DatasetDict, ClassList]:
-    """Load images, masks and classes; `encoding` contains `reduce_labels` and optionally `binary_masks`."""
-    splits = _load_pairs(options, "mask", orientation)
-    folder = class_folder(options, class_names or classes_file)
-    return splits, choose_classes(folder, class_names, classes_file, *encoding)
+    folder = class_folder(match.options, class_names or classes_file)
+    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks, match.layout)
+    return _pairs(match, content, "mask", orientation), classes
+
+
+def _instances(content: ObjectData | PanopticData, orientation: AnnotationOrientation) -> TargetData:
+    if isinstance(content, PanopticData):
+        rows = add_turn_column(add_file_column(content.splits), "panoptic", orientation)
+        return TargetData(rows, panoptic_target, content.names, content.thing_ids)
+    table, names = content.with_class_numbers(None)
+    rows = add_turn_column(instance_rows(table), None, orientation)
+    return TargetData(rows, instances_target, names, tuple(range(len(names))))
 
 
 def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: str) -> tuple[int, ...]:
@@ -188,18 +226,15 @@ def load_depth_estimation(
             "1000 for millimeters."
         )
     options = SourceOptions(source, depth_column_name, **keywords)
-    splits = _load_pairs(options, "depth", annotation_orientation)
+    match, content = read_source(options, "depth", explain(options.path, "depth"))
+    splits = _pairs(match, content, "depth", annotation_orientation)
+    if depth_scale is None and match.layout:
+        depth_scale = match.layout.depth_scale
     return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 
 
-def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
-    take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
-    problem = "is a file of an unknown format. Give a parquet file or a folder. Extract archives first."
-    return add_turn_column(add_file_column(load_splits(options, take, folders, problem)), target, orientation)
-
-
-def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
-    if annotations not in (None, *KINDS):
-        raise ValueError(f"annotations={annotations!r} is unknown. Use {' or '.join(map(repr, KINDS))}.")
-    files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    return load_coco_masks(files, orientation) if files else None
+def _pairs(match: Match, content: DatasetDict, target: str, orientation: AnnotationOrientation) -> DatasetDict:
+    """Select the images and the targets ("mask" or "depth"), and add file names and orientations."""
+    if match.name in WITH_COLUMNS:
+        content = take_from(content, partial(image_and_target, target=target), match.options)
+    return add_turn_column(add_file_column(content), target, orientation)

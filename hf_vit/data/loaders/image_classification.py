@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,7 +14,8 @@ from transformers.utils import logging
 
 from ...extras import check_packages
 from ..datasets import SPLIT_SEED, DatasetInfo, hold_out
-from ..formats.classes import (
+from ..formats import find_shards, open_streams, read_source
+from ..reading.classes import (
     LABEL_TYPES,
     ClassNumbers,
     classes_from_labels,
@@ -24,39 +24,23 @@ from ..formats.classes import (
     read_class_names,
     with_class_labels,
 )
-from ..formats.columns import (
-    TABLE_SUFFIXES,
+from ..reading.columns import (
     USUAL_NAMES,
     Columns,
     SourceKeywords,
     SourceOptions,
-    find_tables,
-    list_tables,
-    load_tables,
-    read_columns,
+    TableRow,
+    column_in_tables,
+    columns_in_tables,
     take_columns,
-)
-from ..formats.files import SPLITS, add_file_column
-from ..formats.folders import has_class_folders, load_image_folder
-from ..formats.idx import find_idx, load_idx
-from ..formats.label_values import SINGLE, ProblemType, label_values
-from ..formats.stored import (
-    COLUMN_FORMATS,
-    KEY,
-    TAR_SUFFIXES,
-    Formats,
-    Take,
-    class_folder,
-    find_shards,
-    find_tars,
-    load_columns,
-    load_shards,
-    load_splits,
-    open_streams,
-    read_labels,
     take_from,
-    tar_label,
 )
+from ..reading.files import NO_IMAGE, TABLE_SUFFIXES, add_file_column
+from ..reading.hub import class_folder
+from ..reading.label_values import SINGLE, ProblemType, label_values
+from ..reading.match import Match
+from ..reading.shards import KEY, TAR_SUFFIXES, tar_label
+from ..reading.splits import SPLITS
 
 
 logger = logging.get_logger(__name__)
@@ -128,15 +112,16 @@ def load_image_classification(
         ValueError: if the data are invalid, as far as this can be detected without opening images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
-    rows, tables = load_columns(options, _formats(options)), find_tables(options.path)
-    if rows is None and not tables:
-        rows = _load_class_folders(options.path)
+    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+    unknown = f"is a file of an unknown format. Give one of {known}, or a folder. Extract archives first."
+    match, content = read_source(options, "classes", unknown if options.path.is_file() else NO_IMAGE)
+    is_table = match.name == "table"
     if problem_type != SINGLE:
-        images, columns = read_columns(tables, options) if rows is None else _split_columns(rows, options)
+        images, columns = columns_in_tables(content) if is_table else _split_columns(content, options)
         found = label_values(images, columns, label_column_name, problem_type, label_separator, class_names or ())
         if found is not None:
             return add_file_column(found)
-    single = load_labeled_tables(tables, options) if rows is None else take_from(rows, image_and_label, options)
+    single = labels_in_tables(content, options) if is_table else take_from(content, image_and_label, options)
     return add_file_column(with_class_labels(single))
 
 
@@ -150,33 +135,9 @@ def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[Dataset
     }
 
 
-def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
-    """Load images with optional labels from any format. `take`, `others` and `problem` are as in `load_splits`."""
-    return load_splits(options, take, others, problem, _formats(options))
-
-
-def _formats(options: SourceOptions) -> Formats:
-    tars = find_tars, partial(load_shards, "webdataset", options=options)
-    return ((find_idx, load_idx), *COLUMN_FORMATS, tars)
-
-
-def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Read images, which are opened on access, and labels as text from the tables of all splits."""
-    return load_tables(tables, options, "label", _label_in, Value("string"))
-
-
-def _load_class_folders(folder: Path) -> DatasetDict:
-    if not folder.is_dir():
-        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-        raise ValueError(
-            f"{folder} is a file of an unknown format. Give one of {known}, or a folder. Extract archives first."
-        )
-    if not has_class_folders(folder) and (loose := list_tables(folder)):
-        names = " or ".join(repr(str(table)) for table in loose)
-        raise ValueError(
-            f"{folder} contains a table without a split in its name. Give the path of the table: {names}."
-        )
-    return load_image_folder(folder)
+def labels_in_tables(tables: Sequence[Sequence[TableRow]], options: SourceOptions) -> DatasetDict:
+    """Return the images of tables, which are opened on access, and their labels as text."""
+    return column_in_tables(tables, options, "label", _label_in, Value("string"))
 
 
 def _label_in(cell: Any, where: str) -> str | None:
@@ -374,19 +335,20 @@ def _as_row(row: dict[str, Any], column: str, convert: Callable[[Any, str], Any]
 
 def _labels_on_disk(options: SourceOptions, features: Features) -> Iterable[object]:
     """Read the labels of training images on disk; raise `ValueError` if this requires reading the images as well."""
-    kind, files = find_shards(options.path) if options.path.exists() else ("hub", {})
+    module, files = find_shards(options.path)
     if not files or any(file.endswith(TAR_SUFFIXES[1:]) for file in files["train"]):
         raise ValueError(
             f"{options.source} has no class names, and finding all classes requires reading the whole dataset. Set "
             "class_names."
         )
     label = options.choose("label", features, "The split 'train'", by_type=_typed_labels(features))
-    return read_labels(kind, files["train"], label)
+    return module.read_labels(files["train"], label)
 
 
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
-    kind, files = find_shards(options.path)
-    splits = load_shards(kind, {name: found for name, found in files.items() if name != "train"}, options)
+    module, files = find_shards(options.path)
+    others = {name: found for name, found in files.items() if name != "train"}
+    splits = module.read(Match(others, options.source, options=options))
     found = add_file_column(take_from(splits, image_and_label, options))
     labeled = {name: split for name, split in found.items() if has_labels(name, split["label"][:])}
     return DatasetDict({name: classes.relabeled(split) for name, split in labeled.items()})

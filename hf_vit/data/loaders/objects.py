@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Unpack
 
 import numpy as np
 
 from ..datasets import KeypointData, TargetData
-from ..formats.boxes import find_voc, find_yolo, load_voc, load_yolo
-from ..formats.coco import find_coco, load_coco_keypoints, load_coco_objects
-from ..formats.columns import SourceKeywords, SourceOptions
-from ..formats.files import first_format
-from ..formats.keypoints import find_landmarks, flip_pairs_of, load_landmarks, oks_sigmas_of
-from ..formats.object_columns import load_detection_columns, load_keypoint_columns
-from ..formats.objects import (
+from ..formats import WITH_COLUMNS, read_source
+from ..reading.columns import SourceKeywords, SourceOptions
+from ..reading.keypoints import flip_pairs_of, oks_sigmas_of
+from ..reading.landmarks import load_landmarks
+from ..reading.object_columns import load_detection_columns, load_keypoint_columns
+from ..reading.objects import (
     WHOLE_IMAGE,
     BoxErrors,
     BoxFormat,
@@ -24,18 +22,19 @@ from ..formats.objects import (
     keypoint_rows,
     upright,
 )
-from ..formats.orientation import AnnotationOrientation
-from ..formats.stored import load_columns
+from ..reading.orientation import AnnotationOrientation
 from ..targets import detection_target, keypoint_target
 
 
-# Pairs of functions that find and read the files of a format, in the order in which formats are tried
-BOX_FORMATS = (
-    (partial(find_coco, kinds=["instances"]), load_coco_objects),
-    (find_yolo, load_yolo),
-    (find_voc, load_voc),
+NO_BOXES = (
+    "contains no boxes in a known format: COCO (annotations/instances_train2017.json, or train/annotations.json), "
+    "YOLO (data.yaml, or images/ and labels/), VOC (Annotations/ and JPEGImages/), or parquet files with a column "
+    "objects. Extract archives first."
 )
-KEYPOINT_FORMATS = ((partial(find_coco, kinds=["keypoints"]), load_coco_keypoints), (find_landmarks, load_landmarks))
+NO_KEYPOINTS = (
+    "contains no keypoints in a known format: COCO (annotations/person_keypoints_train2017.json, or "
+    "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ... Extract archives first."
+)
 
 
 def load_object_detection(
@@ -84,19 +83,13 @@ def load_object_detection(
         ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, objects_column_name, **keywords)
-    if columns := load_columns(options):
-        tables, classes = load_detection_columns(columns, options, bbox_format, class_names)
+    match, content = read_source(options, "boxes", NO_BOXES)
+    if match.name in WITH_COLUMNS:
+        content = load_detection_columns(content, options, bbox_format, class_names)
     elif bbox_format is not None:
         raise ValueError(f"bbox_format={bbox_format!r} applies to dataset columns, not to {source}. Remove it.")
-    elif found := first_format(options.path, BOX_FORMATS, class_names):
-        tables, classes = found
-    else:
-        raise ValueError(
-            f"{source} contains no boxes in a known format: COCO (annotations/instances_train2017.json, or "
-            "train/annotations.json), YOLO (data.yaml, or images/ and labels/), VOC (Annotations/ and JPEGImages/), "
-            "or parquet files with a column objects. Extract archives first."
-        )
-    rows, notes = detection_rows(upright(join_tables(tables), annotation_orientation), box_errors, source)
+    table, classes = content.with_class_numbers(class_names)
+    rows, notes = detection_rows(upright(table, annotation_orientation), box_errors, source)
     return TargetData(rows, detection_target, classes, notes=notes)
 
 
@@ -143,20 +136,16 @@ def load_keypoint_detection(
         ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, objects_column_name, **keywords)
-    if columns := load_columns(options):
-        tables, known = load_keypoint_columns(columns, options)
-    elif found := first_format(options.path, KEYPOINT_FORMATS, options):
-        tables, known = found
-    else:
-        raise ValueError(
-            f"{source} contains no keypoints in a known format: COCO (annotations/person_keypoints_train2017.json, or "
-            "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ... Extract archives first."
-        )
-    table, notes = clean_keypoints(join_tables(tables))
+    match, content = read_source(options, "points", NO_KEYPOINTS)
+    if match.name in WITH_COLUMNS:
+        content = load_keypoint_columns(content, options)
+    elif match.name == "table":
+        content = load_landmarks(content)
+    table, notes = clean_keypoints(join_tables(content.tables))
     table = upright(table, annotation_orientation)
     if whole_image:  # replace boxes by whole images, but keep the areas of objects
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
-    rows = keypoint_rows(table, box_errors, source)
+    known, rows = content.keypoints, keypoint_rows(table, box_errors, source)
     pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
     return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)

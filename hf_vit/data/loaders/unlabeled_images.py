@@ -1,38 +1,26 @@
 """Load or stream unlabeled images from local files or the Hub."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Unpack
 
 from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, concatenate_datasets
-from transformers.utils import logging
 
-from ..formats.classes import UNLABELED, sorted_names, with_class_column
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, read_table
-from ..formats.files import (
-    IMAGE_SUFFIXES,
-    SPLITS,
-    add_file_column,
-    files_below,
-    find_folder,
-    images_at,
-    is_image,
-    joined,
-    splits_in,
-    subfolders,
-)
-from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS, report_other_folders
-from ..formats.stored import TAR_SUFFIXES, open_streams, take_from
-from .image_classification import as_stream, image_and_label, load_labeled, load_labeled_tables, stream_rows
+from ..formats import images, open_streams, read_source
+from ..formats.images import FOLDER
+from ..reading.classes import UNLABELED, sorted_names, with_class_column
+from ..reading.columns import USUAL_NAMES, SourceKeywords, SourceOptions, TableRow, columns_of, take_from
+from ..reading.files import add_file_column, joined
+from ..reading.shards import TAR_SUFFIXES
+from ..reading.splits import SPLITS
+from .image_classification import as_stream, image_and_label, labels_in_tables, stream_rows
 
 
-logger = logging.get_logger(__name__)
 CLASS = "class_number"  # not named "label", because classes are optional and may be missing in some splits
 NO_CLASS = -1
 image_and_class = partial(image_and_label, column=CLASS, is_required=False)
-TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
 def load_unlabeled_images(
@@ -90,23 +78,22 @@ def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _load(options: SourceOptions) -> DatasetDict:
-    others = (
-        (
-            partial(_find_labeled_tables, target_column=options.target_column),
-            lambda tables: load_labeled_tables(tables, options).rename_column("label", CLASS),
-        ),
-        (find_folder, list_images),
-    )
     tars = ", ".join(TAR_SUFFIXES)
     problem = f"is a file of an unknown format. Give a folder, a parquet, tar ({tars}) file, or a table of labels."
-    return with_class_numbers(load_labeled(options, image_and_class, others, problem))
+    match, content = read_source(options, "images", problem)
+    if match.name == "table" and not all(_has_labels(rows, options) for rows in content) and options.path.is_dir():
+        match, content = replace(match, name="images"), images.read(match)
+    if match.name == "images":
+        names = {FOLDER: CLASS}
+        return with_class_numbers(content.rename_columns(names) if FOLDER in content["train"].features else content)
+    if match.name == "table":
+        return with_class_numbers(labels_in_tables(content, options).rename_column("label", CLASS))
+    return with_class_numbers(take_from(content, image_and_class, options))
 
 
-def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
-    """Return the tables of a dataset if all of them have a label column, otherwise an empty dictionary."""
-    names = USUAL_NAMES["label"] if target_column is None else (target_column,)
-    tables = find_tables(path)
-    return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
+def _has_labels(rows: Sequence[TableRow], options: SourceOptions) -> bool:
+    names = USUAL_NAMES["label"] if options.target_column is None else (options.target_column,)
+    return any(name in names for name in columns_of(rows))
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
@@ -138,44 +125,6 @@ def class_names_of(rows: Dataset) -> list[str | None]:
         return [None] * len(rows)
     kind = rows.features[CLASS]
     return [_as_name(value, "", kind) for value in rows[CLASS][:]]
-
-
-def list_images(folder: Path) -> DatasetDict:
-    """List the images in a folder at any depth without opening them, with classes if they are in class folders."""
-    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
-    roots = _split_roots(folder)
-    found = {name: _images_below(root) for name, root in roots.items()}
-    if not found.get("train"):
-        raise ValueError(f"{folder} contains no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
-    splits = DatasetDict(
-        {name: images_at([str(file) for file in files], name) for name, files in found.items() if files}
-    )
-    # The class is the first subfolder in the path of an image. A single subfolder for all images is not a class.
-    classes = {name: [(*file.relative_to(roots[name]).parts[:-1], "")[0] for file in found[name]] for name in splits}
-    if "" in classes["train"] or len(set(classes["train"])) < 2:
-        return splits
-    return DatasetDict({name: split.add_column(CLASS, classes[name]) for name, split in splits.items()})
-
-
-def _split_roots(folder: Path) -> dict[str, Path]:
-    """Return the folders of the splits, such as `train/` or `images/train/`."""
-    for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
-        if "train" in (named := splits_in(place)):
-            report_other_folders(place, named)
-            return named
-    return {"train": folder}
-
-
-def _images_below(root: Path) -> list[Path]:
-    """List the images below a folder, without masks and other targets stored as images."""
-    images = [file for file in files_below(root) if is_image(file)]
-    folders = {parent for file in images for parent in file.relative_to(root).parents}
-    places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
-    targets = {inside for inside in folders if inside.name.lower() in TARGETS and inside.parent in places}
-    if targets:
-        found = joined(sorted(map(str, targets)))
-        logger.warning("Ignored folders in %s because they contain targets of images: %s.", root, found)
-    return [file for file in images if not targets & set(file.relative_to(root).parents)]
 
 
 def stream_images(

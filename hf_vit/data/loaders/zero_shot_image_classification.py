@@ -1,16 +1,15 @@
 """Load images with captions from local files or the Hub."""
 
 from collections.abc import Iterator
-from functools import partial
 from hashlib import blake2b
 from typing import Any, Unpack
 
 from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
-from ..formats.files import add_file_column
-from ..formats.stored import load_splits
+from ..formats import read_source
+from ..reading.columns import USUAL_NAMES, SourceKeywords, SourceOptions, column_in_tables, take_columns, take_from
+from ..reading.files import add_file_column, joined
 from ..targets import caption_target
 
 
@@ -54,14 +53,15 @@ def load_image_text(
         ValueError: if the data are invalid, as far as this can be detected without opening images.
     """
     options = SourceOptions(source, caption_column_name, **keywords)
-    read = partial(
-        load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS, prefers_lists=True
-    )
     problem = (
         'contains no captions. Put a metadata.jsonl with lines like {"file_name": "1.jpg", "text": "a dog runs"} next '
         "to the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
     )
-    splits = load_splits(options, _image_and_caption, ((find_tables, read),), problem)
+    match, content = read_source(options, "captions", problem)
+    if match.name == "table":
+        splits = column_in_tables(content, options, "caption", _as_list, CAPTIONS, prefers_lists=True)
+    else:
+        splits = take_from(content, _image_and_caption, options)
     merged = DatasetDict({name: _merge_rows(split, name) for name, split in add_file_column(splits).items()})
     return TargetData(merged, caption_target)
 
@@ -83,10 +83,9 @@ def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> D
     lists = [column for column in usual if _is_list(features[column])]
     caption = options.choose("caption", features, where, by_type=lists)
     if features[caption] not in TEXT and not _is_list(features[caption]):
-        types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
         raise ValueError(
             f"{where} has no texts in the column {caption!r}, which is of type {features[caption]}. Set "
-            f"caption_column_name to the right column: {types}."
+            f"caption_column_name to the right column: {joined(features)}."
         )
     return take_columns(dataset, {image: "image", caption: "caption"})
 

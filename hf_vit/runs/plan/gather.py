@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...data.datasets import TargetData
-from ...data.formats.label_values import REGRESSION, problem_type_of
+from ...data.reading.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
 from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments, usable_cores

@@ -13,15 +13,13 @@ import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
-from ...options.library import options_of
+from ...options.library import conflicting_options, options_of
 from ...options.recipe import savable_values
 from ...options.training_arguments import HfViTTrainingArguments
 from ...processes import on_first_process
 from ...tasks.base import Task
-from ...tasks.common.arguments import StreamArguments
 from ...tasks.common.defaults import (
     TOO_FEW_STEPS,
-    UNSTORED,
     Options,
     Size,
     choose,
@@ -48,6 +46,8 @@ FRESH_SECONDS = 60.0  # a process older than this, in seconds, was not started f
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
+# If the user gives one of these options, which set the trained parts, features are not stored by default.
+FROZEN_BY = {"trainable_blocks", "freeze", "lora_rank", "use_muon", "cached_views"}
 # Environment variables that launchers set, and the equivalent options
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
 
@@ -63,7 +63,7 @@ class Planner:
         has_recipe: Whether a recipe is given.
 
     Raises:
-        ValueError: If a time budget is given together with a number of steps or epochs, or for a stream.
+        ValueError: If a time budget is given together with a number of steps or epochs.
     """
 
     def __init__(
@@ -81,16 +81,13 @@ class Planner:
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
         launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
         self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.options.preset or "", ())}
+        # Options that change images in each step, so that features cannot be stored
+        self.unstored = conflicting_options("cached_views", *task.argument_types())
         self.overrides: Options = task.options.config_overrides or {}
         if args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
                 f"--minutes {args.minutes:g} determines the number of steps, so --{lengths[0]} "
                 f"{given.get(lengths[0])} cannot be given as well. Remove one of the two options."
-            )
-        if args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
-            raise ValueError(
-                f"--minutes {args.minutes:g} requires a known number of images, which a stream does not have. "
-                "Use --max_steps instead."
             )
 
     @property
@@ -132,7 +129,9 @@ class Planner:
 
     def choose(self, task: Task, args: HfViTTrainingArguments, facts: Facts, **known: Any) -> Options:
         """Return the chosen options. `known` contains values that are already fixed, such as size, steps or batch."""
-        return choose(task.find_defaults(args), facts, self.given, self.overrides, **known)
+        chosen = choose(task.find_defaults(args), facts, self.given, self.overrides, **known)
+        changing = self.unstored if known.get("views") else ()
+        return {name: value for name, value in chosen.items() if name not in changing}
 
     def minutes(self, facts: Facts) -> float | None:
         """Return the time budget in minutes, None without a budget."""
@@ -182,7 +181,7 @@ class Planner:
 
         frozen: Options = {}
         kept = table.stores  # number of last blocks that are trained, None for all
-        unstored = UNSTORED - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
+        unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ...data.formats.files import joined, parse_json, read_text
+from ...data.reading.files import joined, parse_json, read_text
 from .arguments import CLASS_POWERS
 
 

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ...data.checks import has_transparency
 from ...data.datasets import TargetDataset
 from ...data.fingerprint import image_checksums
-from ...data.formats.files import in_lines, joined, report
+from ...data.reading.files import in_lines, joined, report
 from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from ...data.collators import size_for_height
-from ...data.formats.label_values import MULTI, REGRESSION, SINGLE
+from ...data.reading.label_values import MULTI, REGRESSION, SINGLE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.shared import to_float32_or_higher
 from ...model.task_image_classification import HfViTForImageClassification, soften_labels
@@ -25,7 +25,11 @@ Size = tuple[int, int]
 
 
 class BatchTransform(Protocol):
-    """Transform of a training batch."""
+    """Transform of a training batch.
+
+    Stored features of frozen blocks require transforms whose attribute `supports_stored_features` is true, which means
+    that they do not change the images.
+    """
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the transformed batch. `progress` is the share of finished training steps, in [0, 1).
@@ -77,6 +81,11 @@ class Mixing:
         self.probability = probability
         self.off_share = off_share
         self.label_smoothing = label_smoothing
+
+    @property
+    def supports_stored_features(self) -> bool:
+        """Whether only labels change, so that features of the images can be stored."""
+        return self.mix is None
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the batch with mixed `pixel_values` (B, C, H, W) and class probabilities as `labels`.

@@ -10,9 +10,9 @@ from transformers.utils import logging
 from ...data import load_unlabeled_images, stream_image_classification
 from ...data.collators import masked_image_target
 from ...data.datasets import SPLIT_SEED, Division, TargetData
-from ...data.formats.files import SPLITS
-from ...data.formats.label_values import SINGLE
 from ...data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
+from ...data.reading.label_values import SINGLE
+from ...data.reading.splits import SPLITS
 from ...data.targets import label_target
 from ...options.training_arguments import HfViTTrainingArguments, check_steps
 from .arguments import HELD_OUT, ClassificationArguments, TaskArguments, UnlabeledArguments

@@ -15,7 +15,18 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, read_class_names
-from .files import MAX_NAMED, add_file_column, image_headers, in_lines, joined, parse_flag, raise_faults, report
+from .files import (
+    MAX_NAMED,
+    add_file_column,
+    image_headers,
+    images_at,
+    in_lines,
+    joined,
+    parse_flag,
+    raise_faults,
+    report,
+)
+from .keypoints import KeypointNames
 from .orientation import AnnotationOrientation, choose_orientations, flipped_axes, orient_points, upright_sizes
 
 
@@ -26,7 +37,7 @@ BoxErrors = Literal["raise", "clip", "drop"]
 ROUNDING = 1.0
 WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)
 MIN_BOXES = 10  # minimum number of boxes to detect a wrong box format
-COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
+COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints", "masks")
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,11 @@ class ObjectTable:
         image_numbers: (N,) int64, index of the image of each object, ascending.
         boxes: (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, values as annotated.
         is_share: (N,) bool, whether a box is in fractions of the image size; False after `upright`.
-        labels: (N,) int64, class numbers.
+        labels: (N,) int64, class numbers; class names before `with_class_numbers` if the data contain names.
         is_crowd: (N,) bool, whether a box contains several objects or is marked as difficult.
         areas: (N,) float64, areas of objects in square pixels; NaN if not given.
         keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2 (visible).
+        masks: (N,) lists of polygons [x1, y1, x2, y2, ...] in pixels, or run lengths as in COCO, or `None`.
     """
 
     images: Mapping[str, Dataset]
@@ -58,6 +70,7 @@ class ObjectTable:
     is_crowd: np.ndarray
     areas: np.ndarray
     keypoints: np.ndarray
+    masks: np.ndarray
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -103,11 +116,12 @@ def table_of(
     is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
     keypoints: np.ndarray | None = None,
+    masks: Sequence[Any] | None = None,
 ) -> ObjectTable:
     """Return the table of one split from objects in any order, sorted by image with a stable sort.
 
-    By default, boxes are in pixels, all labels are 0, and there are no crowds, areas or keypoints. Areas that are not
-    positive are replaced by NaN (unknown). `names` are the names of the objects in error messages.
+    By default, boxes are in pixels, all labels are 0, and there are no crowds, areas, keypoints or masks. Areas that
+    are not positive are replaced by NaN (unknown). `names` are the names of the objects in error messages.
     """
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
     flags = [parse_flag(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
@@ -117,13 +131,115 @@ def table_of(
         "image_numbers": np.asarray(image_numbers, np.int64),
         "boxes": np.asarray(boxes, float).reshape(-1, 4),
         "is_share": np.broadcast_to(is_share, count),
-        "labels": np.zeros(count, np.int64) if labels is None else np.asarray(labels, np.int64),
+        "labels": np.zeros(count, np.int64) if labels is None else labels,
         "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
         "areas": np.where(areas > 0, areas, np.nan),
         "keypoints": np.zeros((count, 0, 3)) if keypoints is None else np.asarray(keypoints, float),
+        "masks": np.empty(count, object),
     }
+    if masks is not None:
+        columns["masks"][:] = masks
     sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
     return ObjectTable({split: images}, sizes, **{name: values[order] for name, values in columns.items()})
+
+
+@dataclass(frozen=True)
+class AnnotatedObject:
+    """An object of an image, for formats that are read image by image.
+
+    Args:
+        label: Name of the class.
+        box: x1, y1, x2, y2 in pixels.
+        name: Name of the object in error messages.
+        is_crowd: Mark of a crowd or a difficult object.
+        mask: Polygons or run lengths as in `ObjectTable`, or `None`.
+    """
+
+    label: str
+    box: tuple[float, ...]
+    name: str
+    is_crowd: object = None
+    mask: Any = None
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """An image, its width and height in pixels (0 if not given), and its objects."""
+
+    path: str
+    size: tuple[int, int]
+    objects: Sequence[AnnotatedObject]
+
+
+def table_of_images(split: str, images: Sequence[AnnotatedImage]) -> ObjectTable:
+    """Return the table of one split."""
+    objects = [entry for image in images for entry in image.objects]
+    return table_of(
+        split,
+        images_at((image.path for image in images), split),
+        np.array([image.size for image in images]),
+        np.repeat(np.arange(len(images)), [len(image.objects) for image in images]),
+        np.array([entry.box for entry in objects]),
+        [entry.name for entry in objects],
+        labels=np.array([entry.label for entry in objects], object),
+        is_crowd=[entry.is_crowd for entry in objects],
+        masks=[entry.mask for entry in objects],
+    )
+
+
+@dataclass(frozen=True)
+class ObjectData:
+    """The objects of a data source, in the form that all formats return.
+
+    Args:
+        tables: Table of each split.
+        source: Path of the data in error messages.
+        names: Class names in the order of class numbers; empty if the data do not list them.
+        folders: Folders that may contain a file of class names.
+        keypoints: Names of the keypoints, if objects have keypoints.
+    """
+
+    tables: Sequence[ObjectTable]
+    source: Path
+    names: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
+    keypoints: KeypointNames = KeypointNames(())
+
+    def with_class_numbers(self, class_names: Sequence[str] | None) -> tuple[ObjectTable, tuple[str, ...]]:
+        """Return a table of all splits with class numbers, and the class names.
+
+        Args:
+            class_names: Class names in order, given by the user. Without them, class names in the data are used in
+                the order of `names`, or sorted; class numbers need `names` or a file of class names.
+        """
+        is_named = any(table.labels.dtype == object for table in self.tables)
+        if class_names and self.names and not is_named:
+            raise ValueError(f"{self.source} already contains class names. Remove class_names={joined(class_names)}.")
+        origin = "class_names" if class_names else "the list of classes" if self.names else "train"
+        found = sorted(set(self.tables[0].labels.tolist())) if is_named else read_class_names(self.folders)
+        names = tuple(class_names or self.names or found)
+        if not names and not is_named:
+            raise ValueError(
+                "The classes are numbers without names. Give their names as class_names, or in a file "
+                f"{' or '.join(NAME_FILES)} next to the data."
+            )
+        numbers = {name: number for number, name in enumerate(names)}
+        tables = []
+        for table in self.tables:
+            (split,) = table.images
+            if is_named and (unknown := sorted(set(table.labels.tolist()) - numbers.keys())):
+                raise ValueError(
+                    f"The split {split!r} has classes that are not in {origin!r}: {joined(unknown)}. Use the same "
+                    f"spelling ({joined(names)}), or give all classes as class_names."
+                )
+            labels = np.array([numbers[word] for word in table.labels], np.int64) if is_named else table.labels
+            wrong = np.flatnonzero((labels < 0) | (labels >= len(names))).tolist()
+            raise_faults(
+                [f"{table.names[place]}: class {labels[place]}" for place in wrong],
+                f"of {len(table)} objects of {split} have unknown classes; class numbers must be in [0, {len(names)})",
+            )
+            tables.append(replace(table, labels=labels))
+        return join_tables(tables), names
 
 
 def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
@@ -361,56 +477,3 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
     if num_dropped := int((~is_kept).sum()):
         logger.warning("Removed %d of %d objects because they have no labeled keypoint.", num_dropped, len(table))
     return _checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
-
-
-def class_names_or_file(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return `class_names` or, if it is empty, the class names in a file in one of the folders."""
-    names = tuple(class_names or read_class_names(folders))
-    if not names:
-        raise ValueError(
-            "The classes are numbers without names. Give their names as class_names, or in a file "
-            f"{' or '.join(NAME_FILES)} next to the data."
-        )
-    return names
-
-
-def check_no_class_names(class_names: Sequence[str] | None, source: object) -> None:
-    """Raise `ValueError` if class names are given although the data contain them."""
-    if class_names:
-        raise ValueError(f"{source} already contains class names. Remove class_names={joined(class_names)}.")
-
-
-def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
-    """Raise `ValueError` if a class number is negative or at least `num_classes`. `names` are the object names."""
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
-    raise_faults(
-        [f"{names[place]}: class {numbers[place]}" for place in wrong],
-        f"of {len(numbers)} objects of {source} have unknown classes; class numbers must be in [0, {num_classes})",
-    )
-
-
-def number_class_names(
-    words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Convert class names of objects to class numbers.
-
-    Args:
-        words: Class name of each object by split, with "train" first if there is such a split.
-        class_names: All class names in order; by default the sorted names that occur in the first split.
-
-    Returns:
-        Class numbers (N,) by split, and all class names.
-
-    Raises:
-        ValueError: if a split contains an unknown class name.
-    """
-    first = "class_names" if class_names else next(iter(words))
-    names = tuple(class_names or sorted(set(words[first])))
-    numbers = {name: number for number, name in enumerate(names)}
-    for split, found in words.items():
-        if unknown := sorted(set(found) - set(names)):
-            raise ValueError(
-                f"The split {split!r} has classes that are not in {first!r}: {joined(unknown)}. Use the same spelling "
-                f"({joined(names)}), or give all classes as class_names."
-            )
-    return {split: np.array([numbers[word] for word in found], np.int64) for split, found in words.items()}, names

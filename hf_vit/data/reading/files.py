@@ -2,15 +2,14 @@
 
 import json
 import os
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
@@ -53,25 +52,25 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 logger = logging.get_logger(__name__)
-T = TypeVar("T")
-Format = tuple[Callable[[Path], Any], Callable[..., T]]  # two functions that find and read the files of a format
 MAX_LISTED = 20
 MAX_NAMED = 10  # maximum number of items to list if their descriptions are long
-SPLITS = ("train", "validation", "test")
-SPLIT_NAMES = (
-    dict.fromkeys(("train", "training"), "train")
-    | dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
-    | dict.fromkeys(("test", "testing"), "test")
-)
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
+NO_IMAGE = f"contains no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}."
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 VIDEO_SUFFIXES = {".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"}
+# Usual names of folders of images, and of folders of targets that are stored as images, next to each other
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
+TARGET_FOLDERS = {
+    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
+    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
+}
+TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 NPY_START = b"\x93NUMPY"
 READ_AHEAD = 64  # Number of encoded images held in memory at the same time.
 # Files and folders that macOS, Windows and network storage create, in lower case.
 SYSTEM_NAMES = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "thumbs.db", "ehthumbs.db", "desktop.ini"}
-SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
 
 def joined(items: Collection[object]) -> str:
@@ -104,20 +103,13 @@ def check_exist(files: Collection[str | Path], finding: str = "do not exist", wh
     raise_faults([file for file in files if not os.path.isfile(file)], f"of {len(files)} {what} {finding}")
 
 
-def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
-    """Read the data at a path in the first format that has files there; return `None` if no format matches.
-
-    Args:
-        path: An existing path.
-        formats: Pairs of a function that finds the files of a format below the path, and a function that reads them.
-        *options: Further arguments of the function that reads the files.
-    """
-    return next((read(found, *options) for find, read in formats if (found := find(path))), None)
+Ignored = tuple[tuple[str, str, Collection[object]], ...]  # arguments of several calls of `warn_ignored`
 
 
-def find_folder(path: Path) -> Path | None:
-    """Return the path if it is a folder, otherwise `None`."""
-    return path if path.is_dir() else None
+def warn_ignored(what: str, reason: str, names: Collection[object]) -> None:
+    """Log one warning that names ignored files, folders or splits, if there are any."""
+    if names:
+        logger.warning("Ignored %s because %s: %s.", what, reason, joined(names))
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
@@ -133,70 +125,6 @@ def split_names(names: str | None) -> list[str]:
     return [str(name).strip() for name in given]
 
 
-def split_from_alias(name: str) -> str | None:
-    """Return the split that a name is an alias of, for example "validation" for "val", or `None`."""
-    return SPLIT_NAMES.get(name.strip().lower())
-
-
-def split_in_name(name: str) -> str | None:
-    """Return the first split in a name, such as "train" in "train-00000-of-00001", or `None` if it contains none."""
-    return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
-
-
-def by_unique_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Convert pairs of a split name (or alias) and a value to a dictionary in the order train, validation, test.
-
-    Raises:
-        ValueError: if two names stand for the same split.
-    """
-    names: dict[str, str] = {}
-    things: dict[str, T] = {}
-    for name, thing in named:
-        split = SPLIT_NAMES[name.strip().lower()]
-        if split in names:
-            raise ValueError(f"{names[split]!r} and {name!r} are both names of the split {split!r}. Keep one of them.")
-        names[split], things[split] = name, thing
-    return {split: things[split] for split in SPLITS if split in things}
-
-
-def splits_in(folder: Path) -> dict[str, Path]:
-    """Return the subfolders whose name is a split or an alias of a split, by split."""
-    return by_unique_split((sub.name, sub) for sub in subfolders(folder) if split_from_alias(sub.name))
-
-
-def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
-    """Group files by split. The split is part of the file name or of the name of a subfolder of `folder`.
-
-    If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
-    """
-    if files == [folder]:  # `folder` may be the path of a single file
-        return {split_in_name(folder.stem) or "train": [str(folder)]}
-    found: dict[str | None, list[str]] = defaultdict(list)
-    for file in files:
-        parent = "" if file.parent == folder else file.parent.name
-        found[split_in_name(file.stem) or split_in_name(parent)].append(str(file))
-    _check_shards(chain.from_iterable(found.values()))
-    others = found.pop(None, [])
-    if not found:
-        return {"train": others} if others else {}
-    if others:
-        logger.warning("Ignored files because their names do not contain a split: %s.", joined(others))
-    return {split: found[split] for split in SPLITS if split in found}
-
-
-def _check_shards(files: Iterable[str]) -> None:
-    found: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for match in filter(None, map(SHARD.fullmatch, files)):
-        found[match[1], match[3]].add(int(match[2]))
-    missing = []
-    for (name, total), numbers in found.items():
-        first = int(int(total) in numbers)  # some tools number shards from 1 instead of 0
-        others = sorted(set(range(first, first + int(total))) - numbers)
-        missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
-    advice = "Download them, or rename the existing files to use only these."
-    raise_faults(missing, "shards of the data are missing", advice)
-
-
 def is_system(name: str) -> bool:
     """Return whether a name is that of a hidden or system file or folder, such as ".git" or "Thumbs.db"."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
@@ -210,6 +138,22 @@ def visible(paths: Iterable[Path]) -> list[Path]:
 def is_image(file: Path) -> bool:
     """Return whether a file has an image suffix and is not hidden or a system file."""
     return file.suffix.lower() in IMAGE_SUFFIXES and not is_system(file.name)
+
+
+def has_image(folder: Path) -> bool:
+    """Return whether a folder contains an image at any depth."""
+    return any(map(is_image, walk_files(folder)))
+
+
+def local_path(folder: Path, name: str) -> Path:
+    """Return the path of a file that is named in a data file, also if the name has backslashes as on Windows."""
+    place = folder / name
+    return place if "\\" not in name or place.exists() else folder / name.replace("\\", "/")
+
+
+def list_tables(folder: Path) -> list[Path]:
+    """List the paths of all tables (.csv, .tsv, .jsonl) in a folder."""
+    return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -12,23 +12,13 @@ from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
 from .columns import LABEL_NAMES, USUAL_NAMES, SourceOptions, can_hold_images, take_columns
 from .files import image_headers, joined, raise_faults
+from .hub import class_folder
 from .keypoints import KeypointNames
-from .objects import (
-    WHOLE_IMAGE,
-    BoxFormat,
-    ObjectTable,
-    check_no_class_names,
-    check_numbers,
-    class_names_or_file,
-    corners,
-    number_class_names,
-    table_of,
-    wrong_boxes,
-)
+from .objects import WHOLE_IMAGE, BoxFormat, ObjectData, ObjectTable, corners, table_of, wrong_boxes
 from .orientation import upright_sizes
-from .stored import class_folder
 
 
+TEXT_TYPES = (Value("string"), Value("large_string"))
 # Common field names of an object, by standard name
 FIELDS = {
     "box": ("bbox", "bboxes", "box", "boxes"),
@@ -178,7 +168,7 @@ def load_detection_columns(
     options: SourceOptions,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[list[ObjectTable], tuple[str, ...]]:
+) -> ObjectData:
     """Read boxes and class names from dataset columns.
 
     An object has a box, a class and optionally `area` and `iscrowd`, see `read_objects` and `FIELDS`. Boxes have the
@@ -193,41 +183,33 @@ def load_detection_columns(
             f"bbox_format={bbox_format!r} is unknown. Use one of {', '.join(map(repr, get_args(BoxFormat)))}."
         )
     written = bbox_format or _choose_format(objects, np.concatenate(boxes))
-    labels, names = _labels(objects, options, class_names)
     tables = [
         found.table(
             corners(own, written),
             is_share=written == "yolo",
-            labels=labels[found.split],
+            labels=_labels(found, objects[0].label_type),
             is_crowd=found.values.get("crowd"),
         )
         for found, own in zip(objects, boxes, strict=True)
     ]
-    return tables, names
+    kind = objects[0].label_type
+    names = tuple(kind.names) if isinstance(kind, ClassLabel) else ()
+    is_named = names or kind in TEXT_TYPES
+    folders = () if is_named else (class_folder(options, class_names),)
+    return ObjectData(tables, options.path, names, folders)
 
 
-def _labels(
-    objects: Sequence[ObjectColumns], options: SourceOptions, class_names: Sequence[str] | None
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
-    if any(other.label_type != kind for other in objects):
+def _labels(objects: ObjectColumns, kind: Any) -> np.ndarray:
+    """Return class names (N,) object, or class numbers (N,) int64; `kind` is the feature type in the first split."""
+    if objects.label_type != kind:
         raise ValueError(
-            f"The classes of the splits {joined(list(values))} differ in type or name. Use equal classes in all "
-            "splits."
+            f"The classes of the split {objects.split!r} differ from those of other splits in type or name. Use equal "
+            "classes in all splits."
         )
-    if missing := [split for split, found in values.items() if None in found]:
-        raise ValueError(f"Some objects in {joined(missing)} have no class. Add their classes, or remove the objects.")
-    if kind in (Value("string"), Value("large_string")):
-        return number_class_names(values, class_names)
-    if isinstance(kind, ClassLabel):
-        check_no_class_names(class_names, f"The class column ({joined(kind.names)})")
-        names = tuple(kind.names)
-    else:
-        names = class_names_or_file([class_folder(options, class_names)], class_names)
-    numbers = {split: np.array(found, np.int64) for split, found in values.items()}
-    for found in objects:
-        check_numbers(numbers[found.split], len(names), found.names, found.split)
-    return numbers, names
+    values = objects.values["label"]
+    if None in values:
+        raise ValueError(f"Some objects in {objects.split!r} have no class. Add their classes, or remove the objects.")
+    return np.array(values, object if kind in TEXT_TYPES else np.int64)
 
 
 def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
@@ -257,7 +239,7 @@ def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFo
     )
 
 
-def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
+def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> ObjectData:
     """Read keypoints from dataset columns.
 
     The field `keypoints` of an object is a flat list of x, y and visibility, or a list of (x, y) or (x, y, visibility)
@@ -274,4 +256,5 @@ def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[
         raise ValueError(
             f"The splits have different numbers of keypoints per object: {joined(sorted(counts))}. Use equal numbers."
         )
-    return tables, KeypointNames(tuple(str(number) for number in range(counts.pop())))
+    names = KeypointNames(tuple(str(number) for number in range(counts.pop())))
+    return ObjectData(tables, options.path, keypoints=names)

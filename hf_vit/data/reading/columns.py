@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -10,19 +10,8 @@ from typing import Any, TypedDict
 
 from datasets import Dataset, DatasetDict, Image, Value
 
-from .files import (
-    SPLIT_NAMES,
-    SPLITS,
-    by_unique_split,
-    check_exist,
-    images_at,
-    joined,
-    parse_json,
-    read_text,
-    split_from_alias,
-    split_in_name,
-    visible,
-)
+from .files import check_exist, images_at, joined, local_path, parse_json, read_text
+from .splits import SPLIT_NAMES, order_splits, split_of
 
 
 Columns = Mapping[str, tuple[Any, Any]]  # maps the name of a column to its cells and their feature type
@@ -44,6 +33,7 @@ class SourceKeywords(TypedDict, total=False):
     dataset_config_name: str | None
     dataset_revision: str | None
     image_column_name: str | None
+    data_format: str | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,7 @@ class SourceOptions:
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images or of their paths; by default found by type or name.
+        data_format: Name of the format, if several fit; a key of a table in `hf_vit/data/formats/__init__.py`.
     """
 
     source: str
@@ -63,6 +54,7 @@ class SourceOptions:
     dataset_config_name: str | None = None
     dataset_revision: str | None = None
     image_column_name: str | None = None
+    data_format: str | None = None
 
     @property
     def path(self) -> Path:
@@ -93,21 +85,20 @@ class SourceOptions:
             by_type: Names of the columns of the right type.
         """
         given = self.image_column_name if kind == "image" else self.target_column
-        option, joined = f"{kind}_column_name", ", ".join(map(repr, columns))
+        option, known = f"{kind}_column_name", joined(columns)
         if given is not None:
             if given not in columns:
-                raise ValueError(f"{where} has no column {given!r}, only {joined}. Set {option} to one of them.")
+                raise ValueError(f"{where} has no column {given!r}, only {known}. Set {option} to one of them.")
             return given
         names = USUAL_NAMES[kind]
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column with a usual name ({', '.join(names)}), only {joined}. Set {option} to one of "
+                f"{where} has no column with a usual name ({', '.join(names)}), only {known}. Set {option} to one of "
                 "these columns."
             )
         if len(found) > 1:
-            several = ", ".join(map(repr, found))
-            raise ValueError(f"{where} has several possible columns: {several}. Set {option} to one of them.")
+            raise ValueError(f"{where} has several possible columns: {joined(found)}. Set {option} to one of them.")
         return found[0]
 
     def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
@@ -122,7 +113,7 @@ class SourceOptions:
         if not can_hold_images(features[image]):
             raise ValueError(
                 f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Set "
-                f"image_column_name to the right column: {', '.join(map(repr, features))}."
+                f"image_column_name to the right column: {joined(features)}."
             )
         return image
 
@@ -138,6 +129,13 @@ def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
 
+def take_from(
+    splits: Mapping[str, Any], take: Callable[[Any, str, SourceOptions], Any], options: SourceOptions
+) -> DatasetDict:
+    """Select columns of each split by a function, whose arguments are the split, its name, and `options`."""
+    return DatasetDict({name: take(split, name, options) for name, split in splits.items()})
+
+
 def image_and_target(split: Dataset, name: str, options: SourceOptions, target: str) -> Dataset:
     """Select the column `image` and the column of the encoded targets, "mask" or "depth", of a split."""
     where = f"The split {name!r}"
@@ -145,7 +143,7 @@ def image_and_target(split: Dataset, name: str, options: SourceOptions, target: 
     if len(candidates) < 2:
         raise ValueError(
             f"{where} has {len(candidates)} columns of encoded images, but needs one of images and one of {target}s. "
-            f"Its columns are {', '.join(map(repr, split.features))}."
+            f"Its columns are {joined(split.features)}."
         )
     of_targets = options.choose(target, candidates, where)
     others = [column for column in candidates if column != of_targets]
@@ -161,40 +159,15 @@ def can_hold_images(feature: object) -> bool:
     return isinstance(feature, Image) or feature in (Value("binary"), Value("large_binary"))
 
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 MISSING = "do not exist. Paths must be relative to the folder of their table. Missing images"
 DELIMITERS = ",;\t"
 
 
-def list_tables(folder: Path) -> list[Path]:
-    """List the paths of all tables (.csv, .tsv, .jsonl) in a folder."""
-    return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
-
-
-def find_tables(path: Path) -> dict[str, Path]:
-    """Find tables by split.
-
-    The path is a table, or a folder with train.csv, test.csv, ..., or train/metadata.csv, ..., or metadata.csv. A
-    table without a split in its name is "train".
-    """
-    if path.is_file():
-        return {split_in_name(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
-    tables = list_tables(path)
-    by_name = [(table.stem, table) for table in tables if split_from_alias(table.stem)]
-    by_folder = [
-        (table.parent.name, table)
-        for suffix in TABLE_SUFFIXES
-        for table in sorted(path.glob(f"*/metadata{suffix}"))
-        if split_from_alias(table.parent.name)
-    ]
-    whole = [("train", table) for table in tables if table.stem == "metadata"]
-    return by_unique_split(by_name or by_folder or whole)
-
-
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: its split, image path, values by column, and its name in error messages (`where`)."""
+    """A row of a table: its table, split, image path, values by column, and its name in error messages (`where`)."""
 
+    table: Path
     split: str
     image: str
     cells: Mapping[str, Any]
@@ -210,11 +183,11 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
     for number, cells in enumerate(rows, start=1):
         where, split = f"{table}, row {number}", table_split
         if "split" in cells:
-            named = split_from_alias(str(cells["split"]))
+            named = split_of(str(cells["split"]))
             if named is None:
                 raise ValueError(f"{where}, has the split {cells['split']!r}. Use one of {', '.join(SPLIT_NAMES)}.")
             split = named
-        found.append(TableRow(split, str(folder / str(cells.get(column) or "")), cells, where))
+        found.append(TableRow(table, split, str(local_path(folder, str(cells.get(column) or ""))), cells, where))
     return found
 
 
@@ -223,8 +196,8 @@ def columns_of(rows: Iterable[TableRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row.cells))
 
 
-def load_tables(
-    tables: Mapping[str, Path],
+def column_in_tables(
+    tables: Sequence[Sequence[TableRow]],
     options: SourceOptions,
     kind: str,
     read_cell: Callable[[Any, str], Any],
@@ -232,10 +205,10 @@ def load_tables(
     *,
     prefers_lists: bool = False,
 ) -> DatasetDict:
-    """Read images (opened on access) and one target column from tables.
+    """Return the images (opened on access) and one target column of tables.
 
     Args:
-        tables: Paths of the tables by split.
+        tables: Rows of each table.
         options: Names of the columns.
         kind: Content and new name of the target column, a key of `USUAL_NAMES`.
         read_cell: Function that converts a cell to its value. Its second argument is the start of error messages.
@@ -243,25 +216,27 @@ def load_tables(
         prefers_lists: Whether a column of lists is preferred over other columns with usual names.
     """
     images, values = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
-    for table_split, table in tables.items():
-        rows = read_rows(table, table_split, options)
+    for rows in tables:
         columns = columns_of(rows)
         usual = [column for column in columns if column.strip().lower() in USUAL_NAMES[kind]]
         lists = [column for column in usual if prefers_lists and isinstance(rows[0].cells.get(column), list)]
-        column = options.choose(kind, columns, str(table), by_type=lists)
+        column = options.choose(kind, columns, str(rows[0].table), by_type=lists)
         for row in rows:
             images[row.split].append(row.image)
             values[row.split].append(read_cell(row.cells.get(column), f"{row.where},"))
-    check_exist([image for paths in images.values() for image in paths], MISSING, "images")
-    known = [split for split in SPLITS if split in images]
-    return DatasetDict({name: images_at(images[name], name, **{kind: (values[name], feature)}) for name in known})
+    check_exist([image for own in images.values() for image in own], MISSING, "images")
+    return DatasetDict(
+        {name: images_at(own, name, **{kind: (values[name], feature)}) for name, own in order_splits(images).items()}
+    )
 
 
-def read_columns(tables: Mapping[str, Path], options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
-    """Read the images (opened on access) and all columns of tables, by split."""
-    rows = [row for split, table in tables.items() for row in read_rows(table, split, options)]
-    check_exist([row.image for row in rows], MISSING, "images")
-    splits = {split: own for split in SPLITS if (own := [row for row in rows if row.split == split])}
+def columns_in_tables(tables: Iterable[Sequence[TableRow]]) -> tuple[DatasetDict, dict[str, Columns]]:
+    """Return the images (opened on access) and all columns of tables, by split."""
+    rows = defaultdict[str, list[TableRow]](list)
+    for row in chain.from_iterable(tables):
+        rows[row.split].append(row)
+    check_exist([row.image for own in rows.values() for row in own], MISSING, "images")
+    splits = order_splits(rows)
     return DatasetDict({split: images_at([row.image for row in own], split) for split, own in splits.items()}), {
         split: {name: ([row.cells.get(name) for row in own], Value("string")) for name in columns_of(own)}
         for split, own in splits.items()

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .classes import sorted_names
 from .columns import USUAL_NAMES, Columns
 from .files import joined
-from .stored import tar_label
+from .shards import tar_label
 
 
 logger = logging.get_logger(__name__)

@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
+from ..layouts import Layout
 from .files import joined, parse_json, read_text, report
 
 
@@ -25,7 +26,8 @@ LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
 NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches lines such as "0 cat" and "0: cat"
-PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
+PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv", "labelmap.txt")
+CVAT_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+):[^:]*:[^:]*")  # matches lines such as "cat:250,50,83::"
 Color = tuple[int, int, int]
 
 
@@ -38,6 +40,7 @@ class ClassList:
         colors: Pairs of a mask color (R, G, B) and its class number, or 255 for unlabeled pixels.
         reduce_labels: Whether class numbers in masks start at 1, with 0 for unlabeled pixels.
         binary_masks: Whether masks contain 0 for the first of two classes and 255 for the second.
+        values: Mask value of each class, if these are not 0, 1, 2, ...; other values are unlabeled pixels.
 
     Raises:
         ValueError: if there are no or more than 255 classes, if names are empty or duplicate, or if `binary_masks`
@@ -48,6 +51,7 @@ class ClassList:
     colors: tuple[tuple[Color, int], ...] = ()
     reduce_labels: bool = False
     binary_masks: bool = False
+    values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.names) <= IGNORED_LABEL:
@@ -72,6 +76,10 @@ def index_table(classes: ClassList) -> np.ndarray:
     if classes.binary_masks:
         table[0], table[255] = 1, 2
         return table
+    if classes.values:
+        table[:] = 1 + IGNORED_LABEL
+        table[list(classes.values)] = 1 + np.arange(len(classes.names))
+        return table
     first = int(classes.reduce_labels)
     table[first : first + len(classes.names)] = 1 + np.arange(len(classes.names))
     table[[0, IGNORED_LABEL] if classes.reduce_labels else IGNORED_LABEL] = 1 + IGNORED_LABEL
@@ -93,11 +101,12 @@ def choose_classes(
     classes_file: str | None,
     reduce_labels: bool,
     binary_masks: bool = False,
+    layout: Layout | None = None,
 ) -> ClassList:
     """Return the classes of masks.
 
-    The first source that exists is used. For names, the sources are `class_names`, `classes_file`, and a file with a
-    usual name in `folder`; for colors, `classes_file` and a palette file in `folder`.
+    The first source that exists is used. For names, the sources are `class_names`, `classes_file`, a file with a usual
+    name in `folder`, and `layout`; for colors, `classes_file` and a palette file in `folder`.
     """
     names = list(class_names or [])
     palette: dict[Color, str] = {}
@@ -105,6 +114,9 @@ def choose_classes(
     for file in files if classes_file is None else [Path(classes_file).expanduser()]:
         found, colors = read_class_file(file)
         names, palette = names or found, palette or colors
+    if not names and layout and layout.class_names:
+        is_reduced = reduce_labels or layout.reduce_labels
+        return ClassList(layout.class_names, reduce_labels=is_reduced, values=layout.class_values)
     if not names:
         raise ValueError(
             f"The names of the classes are unknown. Give them as class_names, in a file {' or '.join(NAME_FILES)} "
@@ -132,11 +144,15 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
     text = read_text(file)
     if file.suffix.lower() == ".json":
         return _read_id2label(file, text), {}
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if file.suffix.lower() == ".csv":
         lines = lines[1:]  # skip the first line if it is the header of a table
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
+        if file.name in PALETTE_FILES[:3]:
+            raise ValueError(f"{file} has no line like 'name 255 0 128'. Write a name and a color on each line.")
+        if len(lines) == 1 and "," in lines[0] and not NUMBERED.fullmatch(lines[0]):
+            raise ValueError(f"{file} has a single line with commas, {lines[0]!r}. Write one class name per line.")
         return _without_numbers(lines, file), {}
     if None in colors:
         raise ValueError(
@@ -187,7 +203,9 @@ def _by_number(names: Mapping[int, str], file: Path) -> list[str]:
 
 
 def _name_and_color(line: str) -> tuple[str, Color] | None:
-    """Parse "name 255 0 128" or "255 0 128 name", optionally with commas; return `None` for other lines."""
+    """Parse "name 255 0 128" or "255 0 128 name", optionally with commas, or "name:255,0,128::"; otherwise `None`."""
+    if match := CVAT_LINE.fullmatch(line):
+        line = " ".join(match.groups())
     words = [word for word in re.split(r"[\s,;]+", line) if word]
     for numbers, name in ((words[:3], words[3:]), (words[-3:], words[:-3])):
         if name and len(numbers) == 3 and all(word.isdecimal() and int(word) <= 255 for word in numbers):
