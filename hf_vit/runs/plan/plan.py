@@ -213,8 +213,7 @@ class Planner:
         if choice.steps < least:
             raise ValueError(
                 f"--minutes {minutes:g} is too short: {choice.steps} steps of {choice.pace.step:.3g} s fit, and at "
-                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
-                f"{LEAST_STEPS}."
+                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps {LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
