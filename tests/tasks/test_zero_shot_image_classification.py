@@ -246,7 +246,7 @@ def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
     colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]
     for options, message in (
         (["--freeze_vision"], "--freeze_vision would freeze an untrained tower"),
-        (["--text_preset", "gigantic"], "text_preset='gigantic' is unknown"),
+        (["--text_preset", "gigantic"], "invalid choice: 'gigantic'"),
         (["--tokenizer_name", "name"], own_tokens),
         (["--dataloader_drop_last", "false"], "could put an image into a batch twice"),
         (["--prompt_templates", "a photo"], of_a_class),
