@@ -120,7 +120,7 @@ def test_usage_errors_are_one_line_and_training_errors_keep_their_traceback(monk
         raise ValueError("a fault")
 
     monkeypatch.setattr("hf_vit.commands.models.train", fail)
-    monkeypatch.setattr("hf_vit.commands.models.info", fail)
+    monkeypatch.setattr("hf_vit.runs.info.info", fail)
     with pytest.raises(ValueError, match="a fault"):
         cli.main(["train", "image-text", "photos"])
     with pytest.raises(SystemExit, match="hf-vit: a fault"):
@@ -157,8 +157,8 @@ def test_command_line_values_are_converted_to_the_declared_types() -> None:
     }
     words = "m a.png b.png --output_dir out --point 3,4.5 --point 1,2"
     values, _ = cli.read(cli.load_page("visualize"), words.split())
-    photos, points = ["a.png", "b.png"], [(3.0, 4.5), (1.0, 2.0)]
-    assert values == {"model": "m", "photos": photos, "output_dir": "out", "point": points}
+    photos, points = [Path("a.png"), Path("b.png")], [(3.0, 4.5), (1.0, 2.0)]
+    assert values == {"model": Path("m"), "photos": photos, "output_dir": Path("out"), "point": points}
     # Positional arguments set options. An omitted positional argument does not set its option.
     values = {"model_name_or_path": "m", "dataset_name": "d", "seed": 1}
     assert cli.read(cli.merged(), ["m", "d", "--seed", "1", "x"]) == (values, ["x"])
@@ -168,7 +168,7 @@ def test_command_line_values_are_converted_to_the_declared_types() -> None:
     assert values == {"dataset_name": "d", "recipe": "r.yaml"}
     with pytest.raises(ValueError, match=r"Two recipes are given, .*r\.yaml and mnist"):
         cli.read(cli.load_page("train depth-estimation"), ["r.yaml", "--recipe", "mnist"])
-    values = {"train": "features", "overwrite": True}
+    values = {"train": Path("features"), "overwrite": True}
     assert cli.read(cli.load_page("features evaluate"), ["features", "--overwrite"]) == (values, [])
     assert cli.read(cli.load_page("convert"), ["--list"]) == ({"list": True}, [])
 

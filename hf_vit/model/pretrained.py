@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES
 from transformers.utils import logging
+from transformers.utils.import_utils import is_jit_tracing
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
@@ -346,9 +347,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
             options, names = HfViTCalibrationConfig.of(given), None
         if options.model_class != type(self).__name__:
             return UNCALIBRATED
-        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        is_fixed = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_captured
-        if is_fixed or (names == self.config.id2label and not (watch and watch.has_changed())):
+        if torch.compiler.is_compiling() or is_jit_tracing():
+            return options
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return options
+        if names == self.config.id2label and not (watch and watch.has_changed()):
             return options
         names = dict(self.config.id2label)
         found = fingerprint((name for _, name in sorted(names.items())), self._score_weights())

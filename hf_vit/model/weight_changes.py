@@ -70,7 +70,7 @@ def fingerprint(names: Iterable[str], weights: Sequence[Any]) -> list[float]:
     device or on several devices.
     """
     found = [float(zlib.crc32("\n".join(names).encode()))]
-    is_plain = all(type(weight) in (Tensor, nn.Parameter) and weight.itemsize > 1 for weight in weights)
+    is_plain = all(type(each) in (Tensor, nn.Parameter) and each.itemsize > 1 and each.numel() for each in weights)
     if not is_plain or len({weight.device for weight in weights}) != 1 or weights[0].is_meta:
         return found
     places = torch.arange(len(weights) + 2 * MOST_SAMPLES, dtype=torch.float64, device="cpu")

@@ -70,13 +70,7 @@ def calibrate(
         ValueError: if the task has no scores, or no images are left for the calibration.
     """
     model = Path(model)
-    if not (model / "config.json").is_file():
-        raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
-    check_writable(model)
-    data = data or recipe_of(model).get("dataset_name")
-    if data is None:
-        raise ValueError(f"{model} has no recipe.yaml that names its data. Run: hf-vit calibrate {model} DATA")
-    given = {"model_name_or_path": str(model), "dataset_name": data, "max_eval_samples": 5000, **(options or {})}
+    given = {"max_eval_samples": 5000, **find_model_and_data(model, data), **(options or {})}
     with TemporaryDirectory() as folder:
         given["output_dir"] = folder
         held = open_held_out(given, split)
@@ -95,27 +89,34 @@ def calibrate(
         if is_fitted:
             tested = held
             evaluator.calibration_note += REPORTED
-        tester, name = tested.trainer, tested.split
-        tester.plain_model.config.calibration_config = fitted
-        tester.predict(tested.examples, metric_key_prefix=name)
+        tested.trainer.plain_model.config.calibration_config = fitted
+        tested.trainer.predict(tested.examples, metric_key_prefix=tested.split)
         is_kept = not fitted.error_scale and (fitted.temperature, fitted.offset) == (old.temperature, old.offset)
-        pictures = report_calibration(model, name, tester.evaluator, is_fitted=is_fitted and not is_kept)
+        is_crossed = is_fitted and not is_kept
+        pictures = report_calibration(model, tested.split, tested.trainer.evaluator, is_fitted=is_crossed)
         has_classes = isinstance(task, ImageClassification) and find_problem_type(held.data) == SINGLE
         if has_classes and "train" in task.open_data().splits:
-            trained = prepare_evaluation({**given, "split": "train"})
-            if not store_features(model, held, trained):
-                report(
-                    f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored."
-                )
+            store_features(model, held, prepare_evaluation({**given, "split": "train"}), report)
     store_config(model, task, trainer, fitted)
-    scores, card = tester.evaluator.calibration_scores, model / "README.md"
+    scores, card = tested.trainer.evaluator.calibration_scores, model / "README.md"
     if card.is_file():
         write_section(card, describe_calibration(scores, evaluator.calibration_note), pictures)
     report(evaluator.calibration_note)
     report(f"Scale of errors {fitted.error_scale:g}" if fitted.error_scale else f"Temperature {fitted.temperature:g}")
-    how = "by cross-validation" if is_fitted else f"on {name} images"
+    how = "by cross-validation" if is_fitted else f"on {tested.split} images"
     for key, (before, after) in scores.items():
         report(f"{key}: {before:.4f} before, {after:.4f} after, measured {how}")
+
+
+def find_model_and_data(model: Path, data: str | None) -> dict[str, Any]:
+    """Return the options with a saved model and its data; raise `ValueError` or `OSError` if one is missing."""
+    if not (model / "config.json").is_file():
+        raise ValueError(f"{model} is not the folder of a saved model, which the command changes. Download it first.")
+    check_writable(model)
+    data = data or recipe_of(model).get("dataset_name")
+    if data is None:
+        raise ValueError(f"{model} has no recipe.yaml that names its data. Run: hf-vit calibrate {model} DATA")
+    return {"model_name_or_path": str(model), "dataset_name": data}
 
 
 def open_held_out(given: Mapping[str, Any], split: str | None) -> Evaluation:
@@ -152,7 +153,7 @@ def store_config(folder: Path, task: Task, trainer: EvaluatorTrainer, fitted: Hf
             copyfile(Path(travelling.__path__[0]) / name, folder / name)
 
 
-def store_features(folder: Path, held: Evaluation, trained: Evaluation) -> bool:
+def store_features(folder: Path, held: Evaluation, trained: Evaluation, report: Callable[[str], None]) -> None:
     """Write `similarity.safetensors`, unless it is too large, given evaluations of held-out and training images."""
     task, trainer, split = held.task, held.trainer, held.split
     model, processor = trainer.plain_model, trainer.processing_class
@@ -164,9 +165,10 @@ def store_features(folder: Path, held: Evaluation, trained: Evaluation) -> bool:
     features, labels = encode(model, plain_batches(task, model, processor, train, len(kept), batch_size))
     held_out, _ = encode(model, plain_batches(task, model, processor, held.data, len(seen), batch_size, split))
     summary = fit_features(features, labels, held_out, MOST_SHARE * size)
-    if summary is not None:
-        save_file({name: tensor.contiguous() for name, tensor in vars(summary).items()}, folder / SIMILARITY_FILE)
-    return summary is not None
+    if summary is None:
+        report(f"The features need more than {MOST_SHARE:.0%} of the size of the weights. They are not stored.")
+        return
+    save_file({name: tensor.contiguous() for name, tensor in vars(summary).items()}, folder / SIMILARITY_FILE)
 
 
 def write_section(card: Path, section: str, pictures: Mapping[str, str]) -> None:

@@ -173,14 +173,13 @@ class Planner:
         needed = needed_steps(table, facts)
         num_chosen = count_choosing_images(run, needed * batch)
         num_scored = round(passes * facts.num_scored) + num_chosen
-        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
         trained, most_bytes = facts.num_images or 0, 10**9 * args.cache_gigabytes
-        of_data = num_scored, num_validated, num_probed * table.probes
-        budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
+        num_probed = min(MOST_IMAGES, trained) if facts.start == "backbone" and table.probes else 0
+        of_data = num_scored, num_validated, num_probed, self.seconds, trained, batch, most_bytes
+        budget = Budget(60 * minutes, *of_data)
         seconds = TIMING_SHARE * budget.seconds / 4
 
-        frozen: Options = {}
-        kept = table.stores  # number of last blocks that are trained, None for all
+        frozen, kept = dict[str, Any](), table.stores  # `kept`: number of last blocks that are trained, None for all
         unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
@@ -214,8 +213,7 @@ class Planner:
         if choice.steps < least:
             raise ValueError(
                 f"--minutes {minutes:g} is too short: {choice.steps} steps of {choice.pace.step:.3g} s fit, and at "
-                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
-                f"{LEAST_STEPS}."
+                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps {LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}

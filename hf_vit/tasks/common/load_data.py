@@ -95,8 +95,6 @@ def load_targets(
     if holds_out:
         held_out = hold_out(splits["train"], share)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
-    if {"validation", "test"} <= splits.keys() and args.calibrate:
-        splits |= separate_calibration(splits["validation"], args)
     division = Division(share, as_test, holds_out, weights_are_chosen)
     if {"validation", "test"} <= splits.keys() and args.calibrate:
         splits |= separate_calibration(splits["validation"], division)
