@@ -19,7 +19,6 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ...convert.model_card import WARNINGS, read_card_data
 from ...visualize.attention import attention_maps
@@ -29,7 +28,7 @@ from ...visualize.figures import as_picture
 from ...visualize.inspection import Inspection, open_for_inspection
 from ...visualize.patches import overlay_heat
 from ..writers import labels_of
-from .app import Limits, build_app, show_error
+from .app import HANDLERS, Limits, build_app
 from .batching import QueueFullError
 from .photos import PICTURE, Photo, PhotoStore
 from .served_model import ServedModel, find_image_error, make_inputs
@@ -220,7 +219,7 @@ def add_page(models: Sequence[ServedModel], limits: Limits, app: FastAPI) -> tup
     app.add_api_route("/gradio_api/upload", upload, methods=["POST"], include_in_schema=False)
     options = {"theme": gr.themes.Default(primary_hue="blue"), "css": STYLE, "footer_links": [], "run_history": False}
     checks = [Depends(make_check(store))]
-    checked = {"dependencies": checks, "exception_handlers": {StarletteHTTPException: show_error}, "openapi_url": None}
+    checked = {"dependencies": checks, "exception_handlers": HANDLERS, "openapi_url": None}
     gr.mount_gradio_app(app, page, "/", ssr_mode=False, mcp_server=False, app_kwargs=checked, **options)
     return vars(app.routes[-1])["app"], store
 
