@@ -92,7 +92,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "multi_task_config": {"heads": None, "learns_loss_weights": False},
     "calibration_config": {
         "enabled": True, "model_class": "", "temperature": 1.0, "offset": 0.0, "num_images": 0, "coverages": (),
-        "thr_thresholds": (), "aps_thresholds": (), "error_scale": 0.0, "missed_shares": (), "missed_thresholds": (), "fingerprint": (),
+        "thr_thresholds": (), "aps_thresholds": (), "error_scale": 0.0, "missed_shares": (), "missed_thresholds": (),
+        "fingerprint": (),
     },
 }
 # fmt: on
