@@ -60,9 +60,12 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 
 if TYPE_CHECKING:
-    from .api import evaluate, export_model, predict, train
-    from .auditing.audit import audit
-    from .auditing.selection import select
+    from .api import audit, calibrate, convert_model, evaluate, evaluate_features, export_model, extract_features
+
+    # isort: split
+    from .api import info, predict, push, search, select, serve, train, visualize_model
+
+    # isort: split
     from .convert.families import list_families
     from .inference.optimize import optimize_for_inference
     from .options.names import list_recipes
@@ -104,23 +107,20 @@ HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-# Module of each public function. Functions are imported on first access, so that opening a model does not import
-# training and export code.
+# Modules of the public functions that `api` does not contain. Functions are imported on first access, so that opening
+# a model does not import training and export code.
 CALLS = {
-    **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
-    "audit": ".auditing.audit",
     "list_families": ".convert.families",
     "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
-    "select": ".auditing.selection",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in CALLS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return vars(import_module(CALLS[name], __name__))[name]
+    return vars(import_module(CALLS.get(name, ".api"), __name__))[name]
 
 
 __all__ = [
@@ -156,8 +156,13 @@ __all__ = [
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
     "audit",
+    "calibrate",
+    "convert_model",
     "evaluate",
+    "evaluate_features",
     "export_model",
+    "extract_features",
+    "info",
     "list_families",
     "list_presets",
     "list_recipes",
@@ -165,6 +170,10 @@ __all__ = [
     "optimize_for_inference",
     "predict",
     "pretrain",
+    "push",
+    "search",
     "select",
+    "serve",
     "train",
+    "visualize_model",
 ]

@@ -1,4 +1,4 @@
-"""Python functions that train, evaluate and predict with the options of the command `hf-vit`."""
+"""One Python function for each command of `hf-vit`, with its options; `hf_vit.pretraining` contains `pretrain`."""
 
 import multiprocessing
 import os
@@ -10,15 +10,27 @@ from typing import Any
 
 from transformers import Pipeline, PreTrainedModel, pipeline
 
+from .auditing.audit import audit
+from .auditing.selection import select
+from .convert.convert_model import convert_model
+from .features.evaluation import evaluate_folders as evaluate_features
+from .features.extraction import extract_from_options
 from .inference.export import export_model
 from .inference.predict import predict_files
+from .inference.search import search_images as search
+from .inference.serving import serve_models as serve
+from .inference.visualization import visualize_model
 from .options.names import nearest
+from .runs.calibrate import calibrate
 from .runs.evaluate import complete_evaluation, prepare_evaluation
+from .runs.info import info
+from .runs.push import push
 from .runs.run import train as run_training
 from .tasks import TASKS
 
 
-__all__ = ["TrainingResult", "evaluate", "export_model", "predict", "train"]
+__all__ = ["TrainingResult", "audit", "calibrate", "convert_model", "evaluate", "evaluate_features", "export_model"]
+__all__ += ["extract_features", "info", "predict", "push", "search", "select", "serve", "train", "visualize_model"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -145,6 +157,27 @@ def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> lis
         name: Path(value) if name in files and value is not None else value for name, value in options.items()
     }
     return list(predict_files(os.fspath(model), as_list(images), **given))
+
+
+def extract_features(
+    model: str | os.PathLike[str], data: Paths, *, report: Callable[[str], None] = print, **options: Any
+) -> dict[str, int]:
+    """Write the features of images to parquet files. Equivalent to `hf-vit features extract`.
+
+    Args:
+        model: Folder of a saved model, or name of a model on the Hub.
+        data: Folder, file, or dataset name on the Hub, or a list of these.
+        report: Function that receives progress messages.
+        **options: Options of `hf-vit features extract` by name, such as `features=["cls"], output_dir="features"`.
+
+    Returns:
+        The number of images of each split.
+
+    Raises:
+        ValueError: if an option, the data or the model is invalid, or the folder has features with other settings.
+        OSError: if the model or a file is missing, or an image cannot be read.
+    """
+    return extract_from_options(with_model_and_data(options, model, data), report)
 
 
 def as_list(paths: Paths) -> list[str]:

@@ -54,6 +54,12 @@ ALIASES = {"model_name_or_path": ["--model"]}
 # Layout of help pages in characters: column at which descriptions start, and minimum and maximum page width
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120
 MOST_CHOICES = 40  # maximum length of a list of choices; a longer list is replaced by a placeholder such as TEXT
+TRAINING_NOTE = """\
+Each option is also a keyword argument of hf_vit.train and a key of recipes.
+Options marked "chosen" depend on data and device, unless a recipe is given; then
+they have the listed default. When a run is resumed, options with "resume: free"
+may change, those with "resume: fixed" may not, and all others may with
+--resume_with_changes."""
 PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y", "size": "N"}
 USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
@@ -259,9 +265,13 @@ def merged(shared: bool = False) -> Page:
     """Return the help page of `hf-vit evaluate` for a model of unknown task.
 
     The page contains the options of all tasks or, with `shared`, only the options that all tasks have in common.
+    Defaults and help texts that differ between tasks are left out.
     """
     pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
-    options = {name: option for page in pages for name, option in page["options"].items()}
+    options: dict[str, Option] = {}
+    for name, option in (item for page in pages for item in page["options"].items()):
+        options[name] = {key: value for key, value in option.items() if options.get(name, option).get(key) == value}
+    options["dataset_name"]["help"] = "Data for the task of the model. hf-vit evaluate MODEL --help lists the formats."
     if shared:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
     groups = dict.fromkeys(title for page in pages for title in page["groups"])
@@ -394,6 +404,8 @@ def page_text(name: str, page: Page, description: str | None, has_all: bool) -> 
             parts.append("\n".join([f"{title}:", *rows]))
     if is_short:
         parts.append(f"Defaults marked (chosen) depend on the data. --help all lists all {len(options)} options.")
+    elif is_training(page):
+        parts.append(TRAINING_NOTE)
     return "\n\n".join(parts)
 
 
@@ -410,9 +422,11 @@ def row(option: Option, page: Page, is_short: bool) -> str:
     is_word = name in page["words"] and option.get("required")
     flag = name.upper() if is_word else ", ".join([f"--{name}", *ALIASES.get(name, [])])
     flag = f"  {' '.join([flag, *([] if is_word else takes(option))])}"
-    ending = ["(chosen)"] if is_short and option.get("chosen") else default_notation(option)
-    help_text = (is_short and option.get("brief")) or option.get("help", "")
-    lines = [" " * COLUMN + line for line in textwrap.wrap(" ".join([help_text, *ending]), width - COLUMN)]
+    short = ["chosen"] if option.get("chosen") else default_notes(option)
+    notes = list(short if is_short else all_notes(option, page))
+    ending = [f"({'; '.join(notes)})"] if notes else []
+    text = " ".join([(is_short and option.get("brief")) or option.get("help", ""), *ending])
+    lines = [" " * COLUMN + line for line in textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)]
     if len(flag) > COLUMN - 2 or not lines:
         return "\n".join([flag, *lines])
     return "\n".join([flag + lines[0][len(flag) :], *lines[1:]])
@@ -429,8 +443,25 @@ def takes(option: Option) -> Iterator[str]:
     yield f"{name} ..." if option.get("list") else name
 
 
-def default_notation(option: Option) -> Iterator[str]:
-    """Yield the default of an option in parentheses, if it has one."""
+def default_notes(option: Option) -> Iterator[str]:
+    """Yield the default of an option for a help page, if it has one."""
     value = option.get("default")
     if value not in (None, "", [], False, -1):
-        yield f"(default: {' '.join(map(str, value)) if isinstance(value, list) else value})"
+        yield f"default: {' '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
+def all_notes(option: Option, page: Page) -> Iterator[str]:
+    """Yield choices, range, default and, for training, the resume rule of an option for the page of all options."""
+    choices = list(map(str, option.get("choices", ())))
+    if len("|".join(choices)) > MOST_CHOICES:
+        yield ", ".join(choices)
+    if "range" in option:
+        yield str(module("options/field.py")["Range"](*option["range"])).removeprefix("be ").removeprefix("lie ")
+    yield from default_notes(option)
+    yield from ["chosen"] if option.get("chosen") else []
+    yield from [f"resume: {option['resume']}"] if "resume" in option and is_training(page) else []
+
+
+def is_training(page: Page) -> bool:
+    """Return whether a page lists the options of a training run."""
+    return bool(page["call"].endswith(":train"))

@@ -21,7 +21,6 @@ from transformers.utils import logging
 
 
 logger = logging.get_logger(__name__)
-
 LOCK_NAME = "training.lock"  # lock file that contains host and process of a running training run
 LOCK_TIMEOUT_SECONDS = 300.0  # age at which a lock file of another host is considered stale
 AVERAGE_FOLDER = "ema"  # subfolder with the model that has the averaged weights
@@ -185,7 +184,7 @@ def _record(file: Path, name: str) -> None:
 def find_intact(folder: Path, names: Iterable[str]) -> set[str]:
     """Return those names of files in a folder whose content matches its checksum in `RECORD`."""
     record = folder / RECORD
-    known = set(record.read_text(encoding="utf-8").splitlines()) if record.is_file() else set()
+    known = set(record.read_text(encoding="utf-8", errors="replace").splitlines()) if record.is_file() else set()
     files = [file for name in names if known and (file := folder / name).is_file()]
     with ThreadPoolExecutor() as threads:
         checksums = threads.map(_checksum, files)

@@ -47,18 +47,15 @@ class PretrainingResult:
     @property
     def gain(self) -> float | None:
         """Improvement of the main score by pretraining in points (times 100); None without labels."""
-        return None if self.tuned is None or self.baseline is None else gain_of(self.tuned, self.baseline)
+        if self.tuned is None or self.baseline is None:
+            return None
+        tuned, baseline = (run.scores[run.metric] for run in (self.tuned, self.baseline))
+        return 100 * (tuned - baseline) * (1 if self.tuned.greater_is_better else -1)
 
     @property
     def best(self) -> TrainingResult | None:
         """The better result of `tuned` and `baseline`; None without labels."""
         return None if self.gain is None else self.tuned if self.gain >= 0 else self.baseline
-
-
-def gain_of(tuned: TrainingResult, baseline: TrainingResult) -> float:
-    """Return the improvement of the main score from `baseline` to `tuned` in points (times 100)."""
-    difference = 100 * (tuned.scores[tuned.metric] - baseline.scores[tuned.metric])
-    return difference if tuned.greater_is_better else -difference
 
 
 def pretrain(
@@ -106,40 +103,28 @@ def pretrain(
     dry_run = partial(train, **{"max_steps": 1, "model": model, **options})
     has_labels = find_labels(task, method, data, labels, dry_run, report)
     task = task or DEFAULT_TASK
-    shared = (1 - PRETRAINING_SHARE) / 2 * minutes
-    run = partial(run_or_resume, partial(train, report=report, **options), folder)
+    shared, longest = (1 - PRETRAINING_SHARE) / 2 * minutes, PRETRAINING_SHARE * minutes
+    run: Callable[..., TrainingResult] = partial(train, report=report, **options)
+    baseline = tuned = None
     if has_labels:
         report(f"Baseline without pretraining: {task} from {model or 'scratch'}, {shared:g} min.")
-    baseline = run("baseline", task, known, shared, model=model) if has_labels else None
-    report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
-    encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes, model=model, **adapted)
-    if baseline is None:
-        report(f"Encoder, usable as --model_name_or_path of any task: {encoder.output_dir}")
-        return PretrainingResult(encoder)
-    report(f"Fine-tuning: {task} from the encoder, {shared:g} min.")
-    fields = with_geometry_of(options, baseline.model.config)
-    tuned = run("tuned", task, known, shared, model=encoder.output_dir, config_overrides=fields)
-    report(describe_gain(encoder, tuned, baseline))
-    return PretrainingResult(encoder, tuned, baseline)
+        baseline = run(task, known, minutes=shared, model=model, **outputs_of(folder / "baseline"))
+    report(f"Pretraining: {method} on {first}, {longest:g} min.")
+    encoder = run(method, data, minutes=longest, model=model, **adapted, **outputs_of(folder / "encoder"))
+    if baseline is not None:
+        report(f"Fine-tuning: {task} from the encoder, {shared:g} min.")
+        start = {"model": encoder.output_dir, "config_overrides": with_geometry_of(options, baseline.model.config)}
+        tuned = run(task, known, minutes=shared, **start, **outputs_of(folder / "tuned"))
+    result = PretrainingResult(encoder, tuned, baseline)
+    report(describe(result))
+    return result
 
 
-def run_or_resume(
-    run: Callable[..., TrainingResult], folder: Path, name: str, task: str, data: Paths, minutes: float, **given: Any
-) -> TrainingResult:
-    """Run one of the three training runs, or resume it.
-
-    Args:
-        run: Function that trains with the options of all three runs.
-        folder: Output folder of all three runs.
-        name: Name of the subfolder of this run.
-        task: Task to train.
-        data: Training data.
-        minutes: Training time.
-        **given: Further options of this run.
-    """
+def outputs_of(folder: Path) -> dict[str, Any]:
+    """Return the option of the output folder of a training run and, if it has checkpoints, the option to resume it."""
     gc.collect()  # ends data loader workers of the previous run, which would slow this run down
-    resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
-    return run(task, data, output_dir=folder / name, minutes=minutes, **given, **resumed)
+    resumed = {"resume_from_checkpoint": "last"} if any(folder.glob("checkpoint-*")) else {}
+    return {"output_dir": folder, **resumed}
 
 
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any], without_model: list[str]) -> None:
@@ -205,18 +190,19 @@ def with_geometry_of(options: Mapping[str, Any], config: PreTrainedConfig) -> di
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 
 
-def describe_gain(encoder: TrainingResult, tuned: TrainingResult, baseline: TrainingResult) -> str:
-    """Return a message with the gain by pretraining, its statistical uncertainty, and the recommended model."""
-    gain = gain_of(tuned, baseline)
-    name, count = tuned.metric, tuned.num_scored
-    one, other = tuned.scores[name], baseline.scores[name]
+def describe(result: PretrainingResult) -> str:
+    """Return a message with the encoder and, if known, the gain, its uncertainty and the recommended model."""
+    encoder = f"Encoder, usable as --model_name_or_path of any task: {result.encoder.output_dir}"
+    if result.tuned is None or result.baseline is None or result.gain is None or result.best is None:
+        return encoder
+    name, count = result.tuned.metric, result.tuned.num_scored
+    one, other = result.tuned.scores[name], result.baseline.scores[name]
     chance = ""
     if name == "accuracy":  # Accuracy is a mean over images, so its standard error can be computed.
         deviation = math.sqrt((one * (1 - one) + other * (1 - other)) / count)
         chance = f", on {count:,} images (differences below {100 * CHANCE * deviation:.1f} points may be chance)"
-    verdict = "helped by" if gain >= 0 else "cost"
+    verdict = "helped by" if result.gain >= 0 else "cost"
     return (
-        f"Pretraining on your images {verdict} {abs(gain):.1f} points: {name} {one:.4f} with it, {other:.4f} without"
-        f"{chance}.\nRecommended model: {(tuned if gain >= 0 else baseline).output_dir}\n"
-        f"Encoder, usable as --model_name_or_path of any task: {encoder.output_dir}"
+        f"Pretraining on your images {verdict} {abs(result.gain):.1f} points: {name} {one:.4f} with it, {other:.4f} "
+        f"without{chance}.\nRecommended model: {result.best.output_dir}\n{encoder}"
     )

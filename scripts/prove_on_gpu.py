@@ -166,7 +166,7 @@ def distributed(args: argparse.Namespace) -> Part:
     config = str(ROOT / "scripts" / "accelerate" / "eight_gpus_fsdp.yaml")
     fsdp = [*PYTHON, "-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", "1"]
     launchers = {"ddp": torchrun}
-    if args.device == "cuda":  # On CPUs, the Trainer uses DDP instead of FSDP2.
+    if args.device == "cuda":  # FSDP requires GPUs.
         launchers["fsdp"] = [*fsdp, "--mixed_precision", "no"]
     copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2])"
     return Part(

@@ -1,6 +1,7 @@
 """Test the layout of the package: allowed imports, and maximum sizes of folders, files and functions."""
 
 import ast
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -151,3 +152,28 @@ def test_folders_files_and_functions_are_small_enough_to_be_read() -> None:
                 sizes += [(node.name, (node.end_lineno or 0) - node.lineno + 1, MOST_LINES_OF_A_FUNCTION)]
         wrong += [f"{path.relative_to(ROOT)} {name}: {count} lines" for name, count, most in sizes if count > most]
     assert not wrong, "\n".join(wrong)
+
+
+SAMPLE = '''"""Docstring
+
+of two paragraphs."""
+
+# a comment
+
+def area(width, height):  # another comment
+    """Return the area."""
+    text = """no
+    docstring
+
+    """
+    return width * height
+'''
+
+
+def test_lines_of_code_are_counted_without_docstrings_comments_and_blank_lines() -> None:
+    counting = runpy.run_path(str(ROOT / "scripts" / "count_code.py"))
+    assert counting["count_lines"](SAMPLE) == 5
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert counting["reach"]("a", imports) == {"a", "b", "c"}
+    assert counting["reach"]("d", imports) == {"a", "b", "c"}
+    assert set(counting["imported_by"]("hf_vit.options.recipe")) == {"hf_vit.options.library", "hf_vit.options.names"}

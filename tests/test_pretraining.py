@@ -158,12 +158,12 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 def test_pretraining_writes_models_and_a_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
-    # The time budget of three seconds is too short for 20 steps of each training run.
+    # The time budget is too short for 20 steps of each training run.
     for module in (plan, progress):
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
     monkeypatch.setattr(budget, "LEAST_TIMED", 1)
     said: list[str] = []
-    result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.05, report=said.append, **OPTIONS)
+    result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.3, report=said.append, **OPTIONS)
     assert result.encoder.output_dir == Path("outputs/photos-pretraining/encoder")
     assert result.tuned is not None
     assert result.baseline is not None

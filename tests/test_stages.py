@@ -12,9 +12,10 @@ from hf_vit import (
     HfViTForMultiTask,
     HfViTForZeroShotImageClassification,
     HfViTModel,
+    info,
 )
-from hf_vit.commands.info import info, stage_table
 from hf_vit.flops import describe_stages
+from hf_vit.runs.info import stage_table
 
 from .helpers.models import TRAINING_CASES, small_config
 

@@ -1,7 +1,16 @@
-"""Audit a dataset: wrong labels, copies, images unlike the rest, broken, dark and tiny images, and class balance.
+"""Find wrong labels, copies, unusual and bad images of a dataset, and write an HTML page and a table.
 
-N is the number of images of all splits, D the size of a feature.
+Without a model, the command finds identical and nearly identical images within and across splits, broken, dark and
+tiny images, and the class balance. An encoder adds wrong class labels and images unlike the rest. A detector or
+segmenter of hf-vit adds wrong boxes or masks; it must have been trained on other images.
+
+Examples:
+    hf-vit audit photos
+    hf-vit audit photos --model facebook/dinov2-small --write photos-cleaned
+    hf-vit audit cells --model outputs/cells-trained-on-other-images
 """
+
+# Shapes: N images of all splits, D size of a feature
 
 import os
 from collections.abc import Callable, Sequence

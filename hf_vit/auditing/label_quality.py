@@ -3,20 +3,17 @@
 Shapes: N images, D features, K classes, H W pixels, G given boxes, B predicted boxes.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..features.probe import fit_probe
 from ..model.image_targets import IGNORED_LABEL
 
 
-NUM_FOLDS = 5
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # candidates for the inverse regularization strength C of the probe
-MAX_ITERATIONS = 300
-EPSILON = 1e-6  # smallest probability whose logarithm is taken
 UNKNOWN = 0.01  # probability that an image belongs to no class
 LABEL_CUT = 0.9  # score of a label above which its image is reported
 LEAST_IMAGES = 2  # minimum number of images of a class; labels of smaller classes cannot be checked
@@ -34,35 +31,17 @@ def out_of_sample_probabilities(features: np.ndarray, labels: np.ndarray, groups
         labels: (N,) class numbers from 0 to K - 1.
         groups: (N,) numbers; copies of an image have the same number, and are held out together.
     """
-    from sklearn.linear_model import LogisticRegression  # imported lazily: scikit-learn is optional
-    from sklearn.model_selection import StratifiedGroupKFold
-    from sklearn.preprocessing import StandardScaler
-
-    scaled = StandardScaler().fit_transform(features.astype(np.float64))
-
-    def predict(strength: float, weights: np.ndarray, train: np.ndarray, others: np.ndarray) -> np.ndarray:
-        probe = LogisticRegression(C=strength, max_iter=MAX_ITERATIONS)
-        probe.fit(scaled[train], labels[train], sample_weight=weights[train])
-        found = np.zeros((len(others), int(labels.max()) + 1))
-        found[:, probe.classes_] = probe.predict_proba(scaled[others])
-        return found
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "lbfgs failed to converge")
-        warnings.filterwarnings("ignore", "The least populated class")
-        splitter = StratifiedGroupKFold(NUM_FOLDS, shuffle=True, random_state=0)
-        folds = list(splitter.split(features, labels, groups))
-        train, held_out = folds[0]
-        weights, probabilities = np.ones(len(labels)), np.zeros((len(labels), int(labels.max()) + 1))
-        for _ in range(2):
-            losses = []
-            for strength in STRENGTHS:
-                own = predict(strength, weights, train, held_out)[np.arange(len(held_out)), labels[held_out]]
-                losses.append(-(weights[held_out] * np.log(own.clip(EPSILON))).sum())
-            strength = STRENGTHS[int(np.argmin(losses))]
-            for kept, others in folds:
-                probabilities[others] = predict(strength, weights, kept, others)
-            weights = (1 - find_label_issues(probabilities, labels)[0]).clip(EPSILON)
+    weights, numbers = None, torch.from_numpy(labels)
+    for _ in range(2):
+        probe = fit_probe(
+            torch.from_numpy(features),
+            numbers,
+            int(labels.max()) + 1,
+            image_weights=weights,
+            groups=torch.from_numpy(groups),
+        )
+        probabilities: np.ndarray = probe.left_out.softmax(dim=1).numpy()
+        weights = torch.from_numpy(1 - find_label_issues(probabilities, labels)[0]).sqrt()
     return probabilities
 
 

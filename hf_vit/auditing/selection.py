@@ -1,7 +1,14 @@
-"""Select images to label next: images that cover the pool first, then images of which a linear probe is uncertain.
+"""Select the images that should be labeled next, and write them to a table and a contact sheet.
 
-Shapes: N images, D features, L labeled images.
+With few labels, the selected images cover the pool. With at least 10 labels per class, they are difficult to
+classify. Fill the column label of selected.csv; hf-vit train image-classification reads the table.
+
+Examples:
+    hf-vit select photos facebook/dinov2-small --budget 100
+    hf-vit select photos facebook/dinov2-small --labeled labeled_photos --output_dir outputs/next
 """
+
+# Shapes: N images, D features, L labeled images
 
 import os
 import warnings

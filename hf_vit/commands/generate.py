@@ -1,4 +1,4 @@
-"""Write the options of all commands to `options.json`, and the training options as tables to `training/OPTIONS.md`.
+"""Write the options of all commands to `options.json`.
 
 `hf-vit` reads `options.json`, so that it does not have to import the package for help pages. After a change of an
 option, run: python -m hf_vit.commands.generate
@@ -18,35 +18,38 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import transformers
 
+from ..auditing.audit import audit
+from ..auditing.selection import select
+from ..convert.convert_model import convert_model
 from ..features import ExtractionArguments
+from ..features.evaluation import evaluate_folders
+from ..inference.export import export_model
+from ..inference.visualization import visualize_model
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
+from ..runs.calibrate import calibrate
 from ..runs.evaluate import EVALUATED, EVALUATION_DEFAULTS, EvaluationArguments
+from ..runs.info import info
+from ..runs.push import push
 from ..tasks import TASKS
 from ..tasks.base import Task
 from . import features, models
-from .calibrate import calibrate
-from .convert import convert
-from .info import info
-from .push import push
-from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
-TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
-Command = Callable[..., None]
+Command = Callable[..., Any]
 # Maps the function of each command to the options that can also be given as positional arguments
 WORDS: dict[Command, tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
-    models.audit: ("data",),
-    models.select: ("pool", "model"),
+    audit: ("data",),
+    select: ("pool", "model"),
     models.search: ("model", "inputs", "text"),
-    features.evaluate: ("train", "test"),
-    visualize: ("model", "photos"),
-    convert: ("source", "output"),
-    models.export: ("model",),
+    evaluate_folders: ("train", "test"),
+    visualize_model: ("model", "photos"),
+    convert_model: ("source", "output"),
+    export_model: ("model",),
     models.serve: ("models",),
     push: ("folder", "repo_id"),
     info: ("model",),
@@ -61,13 +64,6 @@ NOT_ESSENTIAL_IN_EVALUATION = ("resume_from_checkpoint", "dry_run")
 # Options whose default is chosen from data and device; the declared default is a fallback
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
 INSTALLATION_DEPENDENT = {"dataloader_pin_memory", "report_to"}  # options with a default that depends on the machine
-
-TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
-INTRODUCTION = """# Options of training
-
-Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`,
-keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)" depend on data and device. An
-option with several rows has a different default or effect in some tasks."""
 
 Option = dict[str, Any]
 
@@ -97,7 +93,7 @@ def generate() -> str:
     declared = options_of_types([ExtractionArguments], EXTRACTION)
     add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
     for function, words in WORDS.items():
-        name = f"features {function.__name__}" if function is features.evaluate else function.__name__
+        name = "features evaluate" if function is evaluate_folders else function.__name__.removesuffix("_model")
         add(name, function, words, options_of_function(function, words))
     tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {
@@ -133,44 +129,6 @@ def as_text(sections: Mapping[str, Any]) -> str:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in section.items()]
         parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-# --- Tables of training options
-
-
-def tables(content: Mapping[str, Any]) -> str:
-    """Return a Markdown page with a table of training options for each group, given the content of `options.json`."""
-    pages = {name: content["pages"][f"train {name}"] for name in sorted(TASKS)}
-    tasks: dict[str, list[str]] = {}
-    for task, page in pages.items():
-        for key in page["options"]:
-            tasks.setdefault(key, []).append(task)
-    groups = dict.fromkeys(group for page in pages.values() for group in page["groups"] if group != LIBRARY_GROUP)
-    parts = [INTRODUCTION]
-    for group in (*groups, LIBRARY_GROUP):
-        options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
-        names = list(dict.fromkeys(option["name"] for option in options.values()))
-        # Options of equal name are placed next to each other.
-        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))
-        rows = [table_row(options[key], tasks[key]) for key in keys]
-        parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def table_row(option: Option, tasks: Sequence[str]) -> str:
-    """Return the Markdown table row of an option."""
-    kind = ", ".join(f"`{choice}`" for choice in option.get("choices", ())) or option["type"]
-    others = [task for task in sorted(TASKS) if task not in tasks]
-    value = option.get("default")
-    default = "" if value in (None, "", []) else f"`{json.dumps(value) if isinstance(value, bool) else value}`"
-    cells = [
-        f"`--{option['name']}`",
-        f"list of {kind}" if option.get("list") else kind,
-        f"{default} (chosen)" if option.get("chosen") else default,
-        option["help"].replace("<", "&lt;"),
-        ", ".join(tasks) if len(tasks) < len(others) else f"all except {', '.join(others)}" if others else "all",
-    ]
-    return f"| {' | '.join(cell.strip().replace('|', '&#124;') for cell in cells)} |"
 
 
 # --- Help texts of commands
@@ -244,7 +202,7 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
     group = metadata["group"] or group_title(kind, item.name)
     found = {"default": None if item.name in INSTALLATION_DEPENDENT else default, "range": metadata["range"]}
     found |= {"group": group, "const": item.metadata.get("const")}
-    found |= {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
+    found |= {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms", "resume")}
     found["chosen"] = item.name in CHOSEN and group != LIBRARY_GROUP
     kinds = {"name": item.name, **kinds_of(annotation)}
     return compact({**kinds, **{name: value for name, value in found.items() if value is not None}})
@@ -324,12 +282,5 @@ def compact(content: Option) -> Option:
     return plain
 
 
-def main() -> None:
-    """Write `options.json` and `OPTIONS.md`."""
-    content = generate()
-    FILE.write_text(content, encoding="utf-8")
-    TABLES.write_text(tables(json.loads(content)), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FILE.write_text(generate(), encoding="utf-8")

@@ -11,9 +11,6 @@ from typing import Any
 from accelerate import PartialState
 
 from .. import pretraining
-from ..auditing.audit import audit as run_audit
-from ..auditing.selection import select as run_selection
-from ..inference.export import export_model
 from ..inference.predict import predict_files
 from ..inference.search import search_images
 from ..inference.serving import serve_models
@@ -71,20 +68,6 @@ def pretrain(*args: Any, **options: Any) -> None:
         hf-vit pretrain photos more_photos --labels labeled_photos --task semantic-segmentation
     """
     pretraining.pretrain(*args, **options)
-
-
-@wraps(export_model, assigned=())
-def export(*args: Any, **options: Any) -> None:
-    """Export a saved model to ONNX, OpenVINO, torch.export or ExecuTorch, with dynamic batch and image sizes.
-
-    The exported program is compared with the model at three batch sizes and three image sizes that were not used for
-    tracing. If any output differs, nothing is written.
-
-    Examples:
-        hf-vit export outputs/photos --format onnx --output_dir outputs/photos-onnx
-        hf-vit export outputs/cells --format openvino --output_dir outputs/cells-openvino
-    """
-    export_model(*args, **options)
 
 
 @wraps(predict_files, assigned=())
@@ -150,33 +133,3 @@ def serve(*args: Any, **options: Any) -> None:
         hf-vit serve outputs/pets --host 0.0.0.0 --allowed_hosts pets.example.com
     """
     serve_models(*args, **options)
-
-
-@wraps(run_audit, assigned=())
-def audit(*args: Any, **options: Any) -> None:
-    """Find wrong labels, copies, unusual and bad images of a dataset, and write an HTML page and a table.
-
-    Without a model, the command finds identical and nearly identical images within and across splits, broken, dark and
-    tiny images, and the class balance. An encoder adds wrong class labels and images unlike the rest. A detector or
-    segmenter of hf-vit adds wrong boxes or masks; it must have been trained on other images.
-
-    Examples:
-        hf-vit audit photos
-        hf-vit audit photos --model facebook/dinov2-small --write photos-cleaned
-        hf-vit audit cells --model outputs/cells-trained-on-other-images
-    """
-    run_audit(*args, **options)
-
-
-@wraps(run_selection, assigned=())
-def select(*args: Any, **options: Any) -> None:
-    """Select the images that should be labeled next, and write them to a table and a contact sheet.
-
-    With few labels, the selected images cover the pool. With at least 10 labels per class, they are difficult to
-    classify. Fill the column label of selected.csv; hf-vit train image-classification reads the table.
-
-    Examples:
-        hf-vit select photos facebook/dinov2-small --budget 100
-        hf-vit select photos facebook/dinov2-small --labeled labeled_photos --output_dir outputs/next
-    """
-    run_selection(*args, **options)

@@ -16,6 +16,7 @@ from .parity import OutputParity
 
 
 TEMPLATE = Path(__file__).with_suffix(".md")
+WARNINGS = "warnings"  # field of the metadata with sentences about the failures of a trained model
 
 
 def families_table() -> str:
@@ -23,6 +24,15 @@ def families_table() -> str:
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def read_card_data(name_or_path: str) -> Any:
+    """Returns the metadata of a model card, a `ModelCardData`; without entries if there is no valid card."""
+    card = Path(name_or_path) / "README.md"
+    try:
+        return ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
+    except (OSError, ValueError):  # OSError includes network errors.
+        return ModelCardData()
 
 
 def escape_markdown(text: str) -> str:

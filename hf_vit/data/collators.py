@@ -142,6 +142,11 @@ class ObjectDetectionCollator(Collator):
 
     sizes: Sequence[tuple[int, int]] | None = None
 
+    @property
+    def supports_stored_features(self) -> bool:
+        """Whether all batches have the same image size, so that features can be stored."""
+        return self.sizes is None
+
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Create a batch.
 

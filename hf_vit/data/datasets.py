@@ -145,11 +145,15 @@ class Division:
         train_val_split: Share of the training images that is held out if there is no validation split.
         validation_as_test: Whether the scores of the validation split are reported as those of the test split.
         holds_out: Whether the validation images were held out of the training images.
+        chooses_weights: Whether scores on validation images choose the weights.
+        calibrates: Whether scores are calibrated.
     """
 
     train_val_split: float | None = None
     validation_as_test: bool | None = None
     holds_out: bool = False
+    chooses_weights: bool = False
+    calibrates: bool = True
 
 
 @dataclass(frozen=True)

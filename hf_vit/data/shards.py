@@ -78,6 +78,17 @@ class ShardSettings:
         """Returns the name of the settings file."""
         return f"{cls.content}.json"
 
+    @classmethod
+    def read_values(cls, folder: Path) -> dict[str, Any]:
+        """Returns the content of the settings file of a folder. Raises `ValueError` if it is damaged."""
+        file = folder / cls.file_name()
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file} is damaged: {error}. Remove the folder, or set a different --output_dir."
+            ) from error
+
     def start(self, folder: Path, state: PartialState) -> list[Shard]:
         """Writes the settings to a folder, and returns the missing and damaged shards that this process must write.
 
@@ -95,7 +106,7 @@ class ShardSettings:
     def _check_or_save(self, folder: Path) -> None:
         file = folder / self.file_name()
         if file.is_file():
-            then, now = json.loads(file.read_text(encoding="utf-8")), asdict(self)
+            then, now = self.read_values(folder), asdict(self)
             if changed := [name for name in now if name not in PLACES and then.get(name) != now[name]]:
                 differences = "; ".join(f"{name}: {then.get(name)} then, {now[name]} now" for name in changed)
                 raise ValueError(

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data.datasets import TargetDataset
+from ..data.reading.files import joined
 from ..model.calibration import HfViTCalibrationConfig
 
 
@@ -22,6 +23,9 @@ CHOOSING = "choosing"  # prefix of the names of scores that are only used to cho
 # Thresholds are considered equally good if their F1 is within a relative tolerance of the best F1. The tolerance is
 # 0.5 / number of objects, limited to the range from TOLERANCE to MAX_TOLERANCE.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
+# An evaluation names classes with a score below `ZERO`, and objects if a smaller share than `LEAST_FOUND` is found.
+# `USUAL_THRESHOLD` is the score threshold of objects if none has been chosen.
+ZERO, LEAST_FOUND, USUAL_THRESHOLD = 0.0005, 0.5, 0.5
 
 
 class Threshold(NamedTuple):
@@ -119,6 +123,17 @@ class StreamedMetric(ABC):
         """Return a dict of scores for each class or keypoint; empty for metrics without classes."""
         return {}
 
+    def score_classes(self, name: str) -> dict[str, float]:
+        """Return the score `name` of each class or keypoint, NaN without data; empty for metrics without classes."""
+        return {part: scores[name] for part, scores in self.per_class().items() if name in scores}
+
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, of predictions with a score above the threshold, and of matches.
+
+        They are 0 for metrics that do not match predictions with objects.
+        """
+        return 0, 0, 0
+
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best quality on all images added so far.
 
@@ -203,6 +218,7 @@ class BaseEvaluator(ABC):
     threshold: float | None = field(init=False, default=None)  # Score threshold for drawing; None until it is chosen.
     calibration: HfViTCalibrationConfig = field(init=False, default_factory=HfViTCalibrationConfig)  # of the model
     calibration_scores: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # before and after
+    calibration_note: str = field(init=False, default="")  # text of the model card about the fit, or why there is none
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
         """Compute reference data, such as features of training images, before `trainer` starts an evaluation."""
@@ -227,6 +243,8 @@ class BaseEvaluator(ABC):
         """Return the scores of all images. Include `loss` only if it differs from the mean loss per image."""
         return self.metric.compute()
 
+    completes_calibration: ClassVar[bool] = False  # whether `complete_calibration` needs predictions
+
     def complete_calibration(self, calibration: HfViTCalibrationConfig) -> HfViTCalibrationConfig:
         """Return a fitted calibration with values that depend on calibrated scores and on the chosen threshold."""
         return calibration
@@ -237,6 +255,17 @@ class BaseEvaluator(ABC):
         With `predicts_errors`, return expected and true errors. If the model is calibrated, so are logits and errors.
         """
         return None
+
+    def find_failures(self) -> list[str]:
+        """Return sentences about classes whose score is 0 in the last evaluation, and about objects not found."""
+        scores = self.metric.score_classes(self.class_score.lower())
+        failed = [name for name, score in scores.items() if abs(score) < ZERO]
+        classes = f"{self.class_score} is 0 for {len(failed)} of {len(scores)} {self.parts}: {joined(failed)}."
+        threshold = USUAL_THRESHOLD if self.threshold is None else self.threshold
+        objects, given, matches = self.metric.count_objects(threshold)
+        missed = f"Only {matches:,} of {objects:,} objects are found"
+        missed += f" (score threshold {threshold:g}, predictions above it: {given:,})."
+        return [classes] * bool(failed) + [missed] * (matches < LEAST_FOUND * objects)
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Return a prediction in the output format of `hf-vit predict`; empty if the task has no such format."""

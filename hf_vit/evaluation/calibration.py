@@ -20,10 +20,16 @@ MISSED_SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 NUM_BINS = 15  # bins of the expected calibration error and of the reliability diagram
 FOLDS = 5  # for scores on the images that the values were fitted on
 LEAST_FITTED = 20  # minimum number of images, pixels or detections for a fit
+FEW_ERRORS = 10  # with fewer errors, the card says that high scores are uncertain
+COMPARED = ("expected calibration error", "negative log-likelihood")  # scores that must not become worse
 NUM_DISTANCES = 500  # stored distances of held-out images
 NEIGHBORS = 5
 HEADER_BYTES = 1024  # bytes of a safetensors file in addition to its tensors
 LEAST_VARIANCE = 1e-4  # share of the mean variance that is added to all directions of the features
+
+
+class CalibrationError(ValueError):
+    """The predictions of a model do not allow a calibration."""
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,28 +39,52 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+def logits_of_best(ranked: Tensor) -> Tensor:
+    """Return the logits (N,) of the largest scores, given logits (N, K) in descending order or logits (N,) of hits."""
+    return ranked if ranked.ndim == 1 else ranked[:, 0] - ranked[:, 1:].logsumexp(dim=1)
+
+
 def fit_scaling(logits: Tensor, labels: Tensor, has_offset: bool = False) -> dict[str, float]:
-    """Return the `temperature` and, if requested, the `offset` of calibrated logits, by maximum likelihood.
+    """Return the `temperature` and, if requested, the `offset` of calibrated logits.
+
+    The fit maximizes the likelihood of the N given predictions and, as a prior, of about one correct and one wrong
+    prediction with the given scores. Therefore, the mean largest score stays below 1 - 1 / (N + 2).
 
     Args:
         logits: Logits (N, K) of classes, or (N,) of a hit.
         labels: Class numbers (N,) or hits (N,).
         has_offset: Whether to fit an offset (logistic scaling).
 
-    Source: https://arxiv.org/abs/1706.04599
+    Raises:
+        CalibrationError: if logits are infinite or NaN.
+
+    Sources: https://arxiv.org/abs/1706.04599; for the prior, Platt, Probabilistic outputs for support vector machines.
     """
-    logits = logits.double()
+    if not logits.isfinite().all():
+        raise CalibrationError("Some logits are infinite or NaN. Use an earlier checkpoint, or float32.")
+    if logits.ndim == 2 and logits.shape[1] == 1:
+        return {"temperature": 1.0, "offset": 0.0}
+    count, logits = len(labels), logits.double()
+    ranked = logits if logits.ndim == 1 else logits.sort(dim=1, descending=True).values
     values = torch.zeros(1 + has_offset, dtype=torch.float64, requires_grad=True)  # log of the factor, and the offset
     optimizer = torch.optim.LBFGS([values], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = loss_of(logits * values[0].clamp(-5, 5).exp() + values[1:].sum(), labels)
+        factor, offset = values[0].clamp(-5, 5).exp(), values[1:].sum()
+        best = logits_of_best(ranked * factor + offset)
+        prior = (F.softplus(best) + F.softplus(-best)).mean() / (count - 1)
+        slope_prior = has_offset * values[0].square() / (2 * count)  # scores of hits alone do not determine the slope
+        loss = loss_of(logits * factor + offset, labels) + prior + slope_prior
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    return {"temperature": values[0].clamp(-5, 5).neg().exp().item(), "offset": values[1:].sum().item()}
+    factor = values[0].clamp(-5, 5).exp().item()
+    # With more than two classes, the prior does not always ensure the limit.
+    while logits.ndim == 2 and logits_of_best(ranked * factor).sigmoid().mean() > count / (count + 1):
+        factor *= 0.98
+    return {"temperature": 1 / factor, "offset": values[1:].sum().item()}
 
 
 def score_errors(expected: Tensor, errors: Tensor) -> dict[str, float]:
@@ -105,6 +135,38 @@ def cross_fitted(logits: Tensor, labels: Tensor, has_offset: bool) -> Tensor:
         fitted = fit_scaling(logits[~own], labels[~own], has_offset)
         calibrated[own] = logits[own] / fitted["temperature"] + fitted["offset"]
     return calibrated
+
+
+def fit_scores(
+    logits: Tensor, labels: Tensor, has_offset: bool, old: HfViTCalibrationConfig, images: str
+) -> tuple[dict[str, float], str]:
+    """Return `temperature` and `offset` for held-out predictions, and a text about the fit for the model card.
+
+    If cross-fitted scores have a larger calibration error or a lower likelihood than uncalibrated scores, the values
+    of `old`, the previous calibration, are returned.
+
+    Args:
+        logits: Uncalibrated logits (N, K) of classes, or (N,) of a hit.
+        labels: Class numbers (N,) or hits (N,).
+        has_offset: Whether to fit an offset.
+        old: Previous calibration.
+        images: Description of the images, such as "60 validation images".
+
+    Raises:
+        CalibrationError: if logits are infinite or NaN.
+    """
+    fitted, folds = fit_scaling(logits, labels, has_offset), cross_fitted(logits, labels, has_offset)
+    before, after = (score_calibration(values, labels) for values in (logits, folds))
+    # All detections are predicted objects.
+    found = logits.argmax(dim=1) if logits.ndim == 2 else torch.ones_like(labels) if has_offset else logits > 0
+    errors = int((found != labels).sum())
+    used = f"{images} with {errors:,} errors"
+    if worse := [name for name in COMPARED if after[name] > before[name]]:
+        changes = " and ".join(f"{name} ({before[name]:.4f} before, {after[name]:.4f} after)" for name in worse)
+        text = f"The scores remain as they were: on {used}, cross-fitting found a worse {changes}."
+        return {"temperature": old.temperature, "offset": old.offset}, text
+    few = f" With fewer than {FEW_ERRORS} errors, high scores are uncertain." if errors < FEW_ERRORS else ""
+    return fitted, f"The scores were calibrated on {used}.{few}"
 
 
 def fit_sets(logits: Tensor, labels: Tensor) -> dict[str, list[float]]:

@@ -125,6 +125,12 @@ class ClassificationMetric(LogitsMetric):
         logits, labels = self.tensors()
         return image_classification_metrics(EvalPrediction(logits.numpy(), labels.numpy()))
 
+    def score_classes(self, name: str) -> dict[str, float]:
+        """Return the recall of each class that has images; it is the only score of a class."""
+        matrix = self.confusion_matrix()
+        rows = zip(self.names, matrix.diagonal(), matrix.sum(axis=1), strict=True)
+        return {label: float(right / count) for label, right, count in rows if count}
+
     def losses(self, class_weights: Sequence[float] | None = None) -> np.ndarray:
         """Return the cross-entropy of each image, (M,) float64, multiplied by `class_weights[label]` if given."""
         logits, labels = self.tensors()

@@ -239,6 +239,12 @@ class ClassMetric(CocoMetric):
         check_labels(as_array(numbers, np.int64), self.names, "set of thing_ids")
         super().__init__({number: self.names[number] for number in numbers})
 
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, of predictions and of matches at an IoU of 0.5, not counting crowds."""
+        images = self.all_matched()
+        matches = [is_match for image in images for score, is_match in image.found if score > threshold]
+        return sum(image.num_objects for image in images), len(matches), sum(matches)
+
     def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
         """Return the objects or detections of the evaluated classes as COCO dicts. `values` are additional fields."""
         labels = as_array(class_labels, np.int64)

@@ -1,27 +1,20 @@
-"""Metrics of features: k-nearest-neighbor accuracy, linear probe accuracy, and retrieval of images and texts.
+"""Metrics of features: k-nearest-neighbor accuracy, and retrieval of images and texts.
 
 Shapes: M training images, B images to classify, D features; N images, T texts, n texts per image, E embedding size.
 """
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import ClassLabel, Dataset, Features, Value
 from torch import Tensor
 
-from ..data import hold_out
 from .base import StreamedMetric
 
 
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07
-# Candidates for the inverse regularization strength C of the linear probe
-STRENGTHS = tuple(10.0**exponent for exponent in range(-5, 3))
-MAX_ITERATIONS = 1000
 
 
 def classify_by_neighbors(
@@ -76,46 +69,6 @@ class NeighborAccuracy(StreamedMetric):
         known = [record for record in records if record is not None]
         score = sum(known) / len(known) if known else math.nan
         return dict.fromkeys(self.score_names, score)
-
-
-def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, float]:
-    """Classify images with a linear probe: logistic regression on standardized features.
-
-    `features` (M, D) and `classes` (M,) are the training data, `others` (B, D) are the features of the images to
-    classify. The regularization strength is selected on a held-out tenth of the training images. If several values
-    are equally good, the strongest regularization is selected. The classifier is then trained on all training images.
-    Returns the predicted classes (B,) and the inverse regularization strength C. Raises `ValueError` if a class has
-    too few images to hold some out.
-    """
-    kept, held_out = held_out_rows(classes)
-    with warnings.catch_warnings():
-        # Hide convergence warnings of candidates with weak regularization. Only the final fit should warn.
-        warnings.filterwarnings("ignore", "lbfgs failed to converge")
-        scores = [
-            float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())
-            for strength in STRENGTHS
-        ]
-    strength = STRENGTHS[int(np.argmax(scores))]
-    return classify(features, classes, others, strength), strength
-
-
-def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the row numbers of training and validation images. A tenth of each class is selected for validation."""
-    names = [str(number) for number in range(int(classes.max()) + 1)]
-    features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
-    halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
-    return halves["train"]["row"][:], halves["test"]["row"][:]
-
-
-def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
-    """Train a linear classifier on `features` (M, D) with `classes` (M,). Return the classes (B,) of `others`."""
-    from sklearn.linear_model import LogisticRegression  # imported lazily: feature extraction does not use sklearn
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model: Any = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=MAX_ITERATIONS))
-    answers: np.ndarray = model.fit(features, classes).predict(others)
-    return answers
 
 
 RANKS = (1, 5, 10)

@@ -294,6 +294,10 @@ class UniversalMetric(StreamedMetric):
                 classes[name] |= scores
         return {name: scores for name, scores in classes.items() if scores}
 
+    def count_objects(self, threshold: float) -> tuple[int, int, int]:
+        """Return the numbers of objects, predicted instances and matches; 0 without countable classes."""
+        return self.parts[INSTANCE].count_objects(threshold) if INSTANCE in self.parts else (0, 0, 0)
+
     def best_threshold(self) -> Threshold | None:
         """Return the candidate score threshold of segments with the best panoptic quality (PQ).
 

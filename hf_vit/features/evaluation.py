@@ -1,30 +1,33 @@
-"""Evaluation of features by k-nearest neighbors, a linear probe, and retrieval of images of the same class.
+"""Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class."""
 
-Shapes: M training images, B test images, D feature size.
-"""
+# Shapes: M training images, B test images, D feature size
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from .files import FeatureSplit
+from ..evaluation.features import classify_by_neighbors, retrieval_average_precision
+from ..outputs import check_outputs, check_writable, free_folder, record_outputs, write_atomically
+from .files import FeatureSplit, open_train_and_test
+from .probe import fit_probe
 
 
 # Maps a metric to the title and the number format of its column in the printed table
 COLUMNS = {
     "knn_accuracy": ("k-NN", ".2%"),
     "linear_probe_accuracy": ("linear probe", ".2%"),
-    "linear_probe_C": ("C", "g"),
+    "linear_probe_penalty": ("penalty", ".3g"),
     "retrieval_map": ("mAP in train", ".2%"),
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
+FILE_NAME = "evaluation.json"
 MAX_PAIRS = 2**24  # Maximum number of image pairs compared at once, to limit memory
 
 
@@ -34,10 +37,6 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
     Returns:
         A dict with the model, the names and sizes of the splits, and "scores": a dict with the metrics of `COLUMNS`
         for each feature, and for a baseline that always predicts the most frequent training class.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
-        ValueError: if a class has a single training image.
     """
     names = sorted({*train.labels, *test.labels})
     numbers = {name: number for number, name in enumerate(names)}
@@ -67,7 +66,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
         features: Features of the test images, (B, D).
         truth: Class numbers of the test images, (B,).
     """
-    answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
+    probe = fit_probe(known, classes, int(classes.max()) + 1)
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
     # Test images are processed in chunks, to limit the memory for the distances between images.
     for rows in torch.arange(len(truth)).split(max(1, MAX_PAIRS // max(len(truth), len(classes)))):
@@ -77,8 +76,8 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
         among.append(retrieval_average_precision(queries, own, features, truth, own=rows))
     return {
         "knn_accuracy": float((torch.cat(neighbors) == truth).double().mean()),
-        "linear_probe_accuracy": float(np.mean(answers == truth.numpy())),
-        "linear_probe_C": strength,
+        "linear_probe_accuracy": float((probe.predict(features) == truth).double().mean()),
+        "linear_probe_penalty": probe.penalty,
         "retrieval_map": float(torch.cat(precisions).nanmean()),
         "retrieval_map_among_scored": float(torch.cat(among).nanmean()),
     }
@@ -90,3 +89,45 @@ def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
     titles = [f" {title}" for title, _ in COLUMNS.values()]
     formatters = [f" {{:{each}}}".format for _, each in COLUMNS.values()]
     return table.to_string(header=titles, formatters=formatters, na_rep="-")
+
+
+def evaluate_folders(
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    overwrite: bool = False,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Evaluates folders of features and writes the scores. Equivalent to `hf-vit features evaluate`.
+
+    Args:
+        train: Folder of features. The features of its split "train" are used for training and as references.
+        test: Folder of the features to evaluate; by default the folder of the training images.
+        output_dir: Folder for evaluation.json; by default the feature folder or, if two folders are given, a new
+            subfolder of the second one.
+        overwrite: Replace evaluation.json of an earlier run.
+        report: Function that receives progress messages.
+
+    Returns:
+        The result of `evaluate_features`.
+
+    Raises:
+        ValueError: if the features come from different models, or an existing file may not be replaced.
+        OSError: if a folder has no features, or the output cannot be written.
+    """
+    folders = [Path(folder) for folder in (train, test) if folder is not None]
+    folder = folders[-1] if test is None else folders[-1] / f"evaluation-beside-{folders[0].resolve().name}"
+    folder = Path(output_dir) if output_dir else folder if test is None else free_folder(folder)
+    check_writable(folder)
+    check_outputs([folder / FILE_NAME], overwrite=overwrite)
+    train_split, test_split = open_train_and_test(folders)
+    found = evaluate_features(train_split, test_split)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
+    (num_train, num_test), classes = found["images"], found["classes"]
+    report(f"{num_test:,} {test_split.name} images and {num_train:,} train images of {classes} classes")
+    report(format_table(found["scores"]))
+    report(f"Scores written to {folder / FILE_NAME}")
+    record_outputs([folder / FILE_NAME])
+    return found

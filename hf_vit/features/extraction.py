@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without paddi
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -30,6 +31,8 @@ from ..model.image_inputs import decode_image
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
 from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
+from ..options.recipe import with_recipe
+from ..options.resolve import build
 from ..outputs import check_writable
 from ..tasks.common.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
 from ..tasks.common.models import load_with_info, without_load_report
@@ -230,6 +233,17 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
             return ReadImage(*known, self.processor.process_image(image))
         except (OSError, TypeError, ValueError) as error:
             return ReadImage(*known, None, str(error))
+
+
+def extract_from_options(values: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, int]:
+    """Calls `extract_features` with option values by name, and reports the result on the first process."""
+    (args,) = build((ExtractionArguments,), with_recipe(values))
+    images = extract_features(args)
+    if PartialState().is_main_process:
+        sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
+        report(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
+    PartialState().destroy_process_group()  # Without this call, processes can abort at exit.
+    return images
 
 
 def extract_features(args: ExtractionArguments, splits: DatasetDict | None = None) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Folders of extracted features: their settings, their parquet files, and the reading of single features."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,11 +35,11 @@ class FeatureSettings(ShardSettings):
 
     @classmethod
     def read(cls, folder: Path) -> "FeatureSettings":
-        """Reads the settings file of a feature folder. Raises `OSError` if there is no such file."""
+        """Reads the settings file of a feature folder. Raises `OSError` if it is missing, `ValueError` if damaged."""
         file = folder / cls.file_name()
         if not file.is_file():
             raise OSError(f"{folder} contains no features: there is no {file}. Run hf-vit features extract first.")
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
+        return cls(**cls.read_values(folder))
 
 
 @dataclass(frozen=True)

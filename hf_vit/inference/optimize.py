@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ..model.adapt_inputs import Size
 from ..model.configuration_hf_vit import to_pair
-from ..model.pretrained import HfViTPreTrainedModel, check_trained, version_of
+from ..model.pretrained import HfViTPreTrainedModel, check_trained
+from ..model.weight_changes import WeightWatch
 from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
 from .export.programs import Bounds, comparison_sizes, example_inputs
 from .int8_linear import quantize_blocks
@@ -89,44 +90,6 @@ class CompiledProgram:
             "An optimized model contains a program compiled for this process and cannot be pickled. Pickle the "
             "original model, and call optimize_for_inference after loading it."
         )
-
-
-class WeightWatch:
-    """Detects changes of the weights or modules of a model since this object was created; takes about 0.1 ms."""
-
-    # Fused optimizers and changes via `.data` do not increase the version counters of tensors. Therefore, one value of
-    # each tensor is compared in addition to its version.
-
-    def __init__(self, model: HfViTPreTrainedModel) -> None:
-        self.model = model
-        holders = [each for part in model.modules() for each in (part._parameters, part._buffers, part._modules)]
-        self.places = [(holder, name, held) for holder in holders for name, held in holder.items()]
-        self.tensors = [held for *_, held in self.places if isinstance(held, Tensor) and held.numel()]
-        self.samples = [largest_of(own.detach()) for own in self.tensors]
-        self.versions, self.values = self.read()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        self.check()
-        return type(self), (self.model,)  # Copied tensors have new version counters, so the copy records them again.
-
-    def read(self) -> tuple[list[tuple[int, int]], Tensor]:
-        """Returns the version and address of each tensor, and the current value of one element of each tensor."""
-        return [(version_of(own), own.data_ptr()) for own in self.tensors], torch.stack(self.samples)
-
-    def check(self) -> None:
-        """Raises `ValueError` if a weight or module of the model has changed."""
-        versions, values = self.read()
-        is_same = versions == self.versions and torch.equal(values, self.values)
-        if not is_same or any(holder.get(name) is not held for holder, name, held in self.places):
-            raise ValueError(
-                f"The weights of {type(self.model).__name__} have changed since it was optimized, and the optimized "
-                "model still uses the old ones. Call optimize_for_inference(model) again, or create a new pipeline."
-            )
-
-
-def largest_of(tensor: Tensor) -> Tensor:
-    """Returns a zero-dimensional view of the largest element by magnitude, which almost every update changes."""
-    return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 
 @dataclass(eq=False)

@@ -27,16 +27,16 @@ logger = logging.get_logger(__name__)
 
 
 def search_images(
-    model: str,
-    inputs: Path,
+    model: str | Path,
+    inputs: str | Path,
     text: str,
     *,
     top_k: Annotated[int, COUNT] = 20,
     batch_size: Annotated[int, COUNT] = 16,
-    picture: Path | None = None,
+    picture: str | Path | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rank images by their similarity to a text.
+    """Rank images by their similarity to a text. Equivalent to `hf-vit search`.
 
     The features of images are stored in the cache folder of `datasets`. The key is the content of the image file and
     the model, so later searches encode only new or changed images.
@@ -57,8 +57,9 @@ def search_images(
         OSError: if there is no such model or file.
         ValueError: if there are no images, or the model does not compare images with texts.
     """
+    model, picture = str(model), None if picture is None else Path(picture)
     check_places(None, picture)
-    sources = list(find_sources([inputs]))
+    sources = list(find_sources([str(inputs)]))
     pages = list_pages(picture, min(len(sources), top_k))
     check_outputs(pages, [Path(source.file) for source in sources], overwrite)
     encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()

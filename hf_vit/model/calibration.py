@@ -3,7 +3,9 @@
 Shapes: B batch, D width of pooled features, K labels, M stored training images.
 """
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +20,13 @@ from .nested_options import HfViTTaskConfig, option
 SIMILARITY_FILE = "similarity.safetensors"
 SET_METHODS = ("thr", "aps")
 SIMILARITIES = ("mahalanobis", "knn")
-CALIBRATE = "Run: hf-vit calibrate MODEL DATA"
 Numbers = list[float | int] | tuple[float | int, ...]
 
 
 @strict
 @dataclass
 class HfViTCalibrationConfig(HfViTTaskConfig):
-    """Values fitted on held-out images after training. Training mode removes them, because they no longer apply.
+    """Values fitted on held-out images after training. Models remove them if their weights or label names change.
 
     Args:
         enabled: Whether the temperature, the offset and the scale of errors are applied.
@@ -42,6 +43,8 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
         error_scale: Factor of expected errors, such as those of keypoints; 0 if it was not fitted.
         missed_shares: Shares of objects that detection may miss (https://arxiv.org/abs/2208.02814).
         missed_thresholds: For each share, the largest score threshold at which at most this share is missed.
+        fingerprint: Numbers that describe the weights and label names that the values were fitted for, see
+            `weight_changes`; empty if unknown.
     """
 
     enabled: bool = True
@@ -55,6 +58,7 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
     error_scale: float | int = option(0.0, "[0, inf)")
     missed_shares: Numbers = ()
     missed_thresholds: Numbers = ()
+    fingerprint: Numbers = ()
 
     @property
     def changes_scores(self) -> bool:
@@ -67,12 +71,26 @@ class HfViTCalibrationConfig(HfViTTaskConfig):
         return self.error_scale if self.enabled else 0.0
 
 
-def find_threshold(name: str, wanted: float, known: Numbers, thresholds: Numbers, *, is_least: bool) -> float:
+def calibration_command(name_or_path: str) -> str:
+    """Returns the command that calibrates a model, for error messages."""
+    folder = Path(name_or_path)
+    if not name_or_path or not (folder / "config.json").is_file():
+        return "Save or download it, and run: hf-vit calibrate FOLDER DATA"
+    data = "" if (folder / "recipe.yaml").is_file() else " DATA"  # training runs store the name of their data
+    return f"Run: hf-vit calibrate {shlex.quote(name_or_path)}{data}"
+
+
+def find_threshold(
+    name: str, wanted: float, known: Numbers, thresholds: Numbers, *, is_least: bool, name_or_path: str = ""
+) -> float:
     """Returns the threshold of the nearest known value that is at least (or at most) `wanted`."""
+    if not known:
+        raise ValueError(f"{name}={wanted} needs a calibrated model. {calibration_command(name_or_path)}")
     pairs = list(zip(known, thresholds, strict=True))
     suited = [pair for pair in pairs if (pair[0] >= wanted if is_least else pair[0] <= wanted)]
     if not suited:
-        raise ValueError(f"{name}={wanted} is not within the values {list(known)} of the calibration. {CALIBRATE}")
+        advice = f"Calibrate on more images. {calibration_command(name_or_path)}"
+        raise ValueError(f"{name}={wanted} is not within {min(known)} to {max(known)}, as calibrated. {advice}")
     return min(suited)[1] if is_least else max(suited)[1]
 
 
@@ -142,7 +160,8 @@ class TrainingFeatures:
             _raise_exceptions_for_connection_errors=False,
         )
         if file is None:
-            raise ValueError(f"similarity needs {SIMILARITY_FILE}, which {name_or_path!r} lacks. {CALIBRATE}")
+            advice = calibration_command(name_or_path)
+            raise ValueError(f"similarity needs {SIMILARITY_FILE}, which {name_or_path!r} lacks. {advice}")
         return cls(**load_file(file))
 
     def distances(self, pooled: Tensor, kind: str) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES
 from transformers.utils import logging
+from transformers.utils.import_utils import is_jit_tracing
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import Geometry, Size, apply_geometry
@@ -29,6 +31,7 @@ from .nested_options import HEAD_TASKS, HfViTMultiTaskConfig
 from .remote_code import camel_case, check_reachable
 from .shared import to_maps
 from .task_configurations import TASK_CONFIGS
+from .weight_changes import WeightWatch, fingerprint, has_changed, version_of
 
 
 # Prefixes of the modules of the backbone. A checkpoint must contain their weights, except the mask token. Heads and
@@ -38,6 +41,8 @@ MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
 DEFAULT_LABELS = range(2)  # two labels, the default of transformers
 HEAD_CLASSES = {f"HfViTFor{camel_case(task)}": task for task in HEAD_TASKS}
+POOLED = ("image-classification", "zero-shot-image-classification")  # tasks that read the pooled vector
+UNCALIBRATED = HfViTCalibrationConfig()
 logger = logging.get_logger(__name__)
 # transformers' image segmentation pipeline rejects models that are not in this mapping, even if they are registered.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -154,8 +159,19 @@ def choose_head(
 
 
 @contextmanager
-def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager that converts errors about damaged weight files to an `OSError` that names the checkpoint."""
+def naming_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Context manager within which errors about damaged weight files and the load report name the checkpoint.
+
+    The load report of transformers names only files that transformers opens, and prints None for a converted
+    checkpoint.
+    """
+
+    def name(record: Any) -> bool:
+        record.msg = str(record.msg).replace("from: None\n", f"from: {name_or_path or 'the given weights'}\n")
+        return True
+
+    reporting = logging.get_logger("transformers.modeling_utils")
+    reporting.addFilter(name)
     try:
         yield
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -163,6 +179,8 @@ def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> It
             f"The weights (*.safetensors) in {str(name_or_path)!r}, or their index, are cut off or damaged: {error}. "
             "Download or save them again."
         ) from error
+    finally:
+        reporting.removeFilter(name)
 
 
 def check_weights(
@@ -239,11 +257,6 @@ def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
 
 
-def version_of(tensor: Tensor) -> int:
-    """Returns the number of in-place changes of a tensor, or -1 for inference tensors, for which it is unknown."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
 def join_first_names(names: Any, limit: int = 6) -> str:
     """Joins the alphabetically first `limit` names to a text."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
@@ -261,6 +274,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     # Single-task classes read only one head of a multi-task model.
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^heads\.", r"^uncertainty\."]
+    # Whether a training step may read stored features of frozen blocks instead of images.
+    supports_stored_features = True
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -278,10 +293,16 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # Maps names of weights that `from_pretrained` initialized randomly to their version counters (see `version_of`).
     _initialized_versions: Mapping[str, int] = MappingProxyType({})
     _is_optimized = False  # `optimize_for_inference` sets it to True
+    # Value of `config.calibration_config` that was compared with the model, the calibration that applies, the label
+    # names, and a detector of changes of the weights, if there can be one
+    _compared: tuple[Any, ...] = (None, UNCALIBRATED, None, None)
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have changed since the config was created
         super().__init__(config, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_compared": type(self)._compared}  # a copy has other tensors
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -311,23 +332,64 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if mode:
             self._initialized_versions = {}  # fused optimizers change weights without increasing the version counter
             if self.config.calibration_config is not None:
-                logger.warning_once("Training mode removes the calibration. Calibrate the trained model again.")
+                logger.warning("Training mode removes the calibration. Calibrate the trained model again.")
                 self.config.calibration_config = None
         return super().train(mode)
 
     @property
     def calibration(self) -> HfViTCalibrationConfig:
-        """Calibration fitted on held-out images for this model class; default values if there is none."""
-        options = HfViTCalibrationConfig.of(self.config.calibration_config)
-        return options if options.model_class == type(self).__name__ else HfViTCalibrationConfig()
+        """Calibration fitted on held-out images for this model class, its weights and label names, or default values.
+
+        If weights that reach the scores have changed beyond rounding, the calibration no longer applies.
+        """
+        given, (known, options, names, watch) = self.config.calibration_config, self._compared
+        if known is not given:
+            options, names = HfViTCalibrationConfig.of(given), None
+        if options.model_class != type(self).__name__:
+            return UNCALIBRATED
+        if torch.compiler.is_compiling() or is_jit_tracing():
+            return options
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return options
+        if names == self.config.id2label and not (watch and watch.has_changed()):
+            return options
+        names = dict(self.config.id2label)
+        found = fingerprint((name for _, name in sorted(names.items())), self._score_weights())
+        is_new = any(not name.endswith(MASK_TOKEN) for name in self.untrained_weights)
+        if is_new or has_changed(options.fingerprint, found):
+            options = UNCALIBRATED
+            logger.warning(f"Weights or label names changed, so {type(self).__name__} is not calibrated any more.")
+        else:
+            options = replace(options, fingerprint=options.fingerprint or found)
+        self._compared = given, options, names, WeightWatch(self, self.base_model) if len(found) > 1 else None
+        return options
 
     def calibrated(self, logits: Tensor, has_no_object: bool = False) -> Tensor:
         """Returns calibrated logits (..., K), see `calibrate`, or the given logits in training mode."""
         if self.training or self.config.calibration_config is None:
             return logits
-        options = HfViTCalibrationConfig.of(self.config.calibration_config)
-        # torch.compile cannot trace `self.calibration`, which may create options.
-        return calibrate(logits, options, has_no_object) if options.model_class == type(self).__name__ else logits
+        return calibrate(logits, self.calibration, has_no_object)
+
+    def settle_calibration(self) -> None:
+        """Stores what the calibration was fitted for in the configuration; removes one that no longer applies."""
+        options = self.calibration
+        if self._compared[0] is self.config.calibration_config:
+            self.config.calibration_config = options if options.model_class else None
+
+    def _score_weights(self) -> list[Any]:
+        """Returns the weights that reach the scores; an empty list with adapters, whose merging changes weights."""
+        own, base = (model.state_dict(keep_vars=True).items() for model in (self, self.base_model))
+        reads_all = HEAD_CLASSES[type(self).__name__] in POOLED
+        read = [weight for name, weight in own if not name.startswith(f"{self.base_model_prefix}.")]
+        for name, weight in base:
+            if name != MASK_TOKEN and (reads_all or is_backbone(name, self.config)):
+                read.append(weight)
+        return [] if self._hf_peft_config_loaded else read
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the model as in transformers. A calibration that does not fit the weights is removed."""
+        self.settle_calibration()
+        super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -400,7 +462,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         # transformers ignores mismatched shapes; `check_weights` below reports them with the names of the weights.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):
+        with pausing_garbage_collection(), naming_checkpoint(pretrained_model_name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
@@ -413,6 +475,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model._initialized_versions = {key: version_of(weights[key]) for key in drawn & weights.keys()}
         if geometry:
             apply_geometry(model, **geometry)
+        model.settle_calibration()
         loaded: Any = (model, info) if wants_info else model  # typed as Any, as in transformers
         return loaded
 

@@ -126,6 +126,8 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             (OKS). The default is 0.05, or the values of COCO if the keypoints have the names of the 17 COCO keypoints.
         score_threshold: Default score threshold of the pipeline. Training runs set it; `None` means that all keypoints
             are returned.
+        object_share: Median area of the boxes in training, relative to the area of their images. If it is small, the
+            pipeline warns about images without boxes. Training runs set it; `None` means that it is unknown.
     """
 
     head: Literal["classic", "simple"] = "classic"
@@ -137,6 +139,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     oks_sigmas: list[float | int] | tuple[float | int, ...] | None = option(None, "(0, inf)")
     score_threshold: float | int | None = option(None, "[0, 1]")
+    object_share: float | int | None = option(None, "[0, inf)")
 
     def _check(self) -> None:
         for name in ("flip_pairs", "skeleton"):

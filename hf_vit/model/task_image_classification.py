@@ -24,8 +24,9 @@ from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
 from .nested_options import check_thresholds
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
-from .pretrained import HfViTPreTrainedModel, version_of
+from .pretrained import HfViTPreTrainedModel
 from .shared import can_read_values, check_class_numbers, check_shape, to_float32_or_higher
+from .weight_changes import version_of
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
@@ -300,9 +301,9 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         found = scores.sort(dim=-1, descending=True, stable=True)
         counts = [top_k] * len(scores)
         if coverage is not None:
-            options = self.model.calibration
-            thresholds = vars(options)[f"{set_method}_thresholds"]
-            least = find_threshold("coverage", coverage, options.coverages, thresholds, is_least=True)
+            options, place = self.model.calibration, self.model.name_or_path
+            known = options.coverages, vars(options)[f"{set_method}_thresholds"]
+            least = find_threshold("coverage", coverage, *known, is_least=True, name_or_path=place)
             kept = nonconformity(undo_calibration(outputs["logits"].float(), options), set_method) <= least
             counts = kept.sum(dim=-1).tolist()  # a set consists of the most likely labels
         alike: list[dict[str, float]] = [{}] * len(scores)

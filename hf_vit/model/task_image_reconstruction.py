@@ -213,6 +213,8 @@ class HfViTForImageReconstruction(HfViTPreTrainedModel):
     the patch size.
     """
 
+    supports_stored_features = False  # the images are also the targets
+
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         self.options = HfViTReconstructionConfig.of(config.reconstruction_config)

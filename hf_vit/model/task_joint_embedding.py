@@ -214,6 +214,8 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     with averaged weights that is called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
     """
 
+    supports_stored_features = False  # each step draws new views
+
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         self.options = HfViTJointEmbeddingConfig.of(config.joint_embedding_config)

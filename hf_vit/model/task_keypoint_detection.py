@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from transformers import BatchFeature
 from transformers.models.vitpose.modeling_vitpose import VitPoseEstimatorOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
@@ -30,6 +30,9 @@ from .shared import can_read_values, in_float32, run_unpadded, to_float32_or_hig
 from .task_configurations import HfViTKeypointConfig
 
 
+logger = logging.get_logger(__name__)
+# Minimum area of objects, relative to the image, for which a whole image resembles the crops of training
+MIN_OBJECT_SHARE = 0.5
 # Parameters of heatmap decoding, as in DARK (https://arxiv.org/abs/1910.06278)
 BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
 LOWEST, HIGHEST = 0.001, 50.0  # Limits to which heatmap values are clamped before the logarithm.
@@ -456,6 +459,14 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
             raise ValueError(f"The input {dict(given)!r} has no key 'image'. Add it.")
+        share, padding = self.model.options.object_share, self.image_processor.box_padding
+        has_crops = padding != 1 if share is None else share < MIN_OBJECT_SHARE  # 1 is the padding of whole images
+        if has_crops and given.get("boxes") is None:
+            extent = "" if share is None else f" that cover {share:.0%} of their images (median)"
+            logger.warning_once(
+                f"Images without boxes are used as a whole, but this model was trained on crops of objects{extent}. "
+                "Pass the boxes of an object detector: boxes=... in Python, --boxes of hf-vit predict."
+            )
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
         size = (pixels.shape[-2], pixels.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)

@@ -243,6 +243,8 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
     saves time and memory; with "simmim" (https://arxiv.org/abs/2111.09886), a mask token replaces the masked patches.
     """
 
+    supports_stored_features = False  # each step draws new masks
+
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         self.options = HfViTMaskedImageModelingConfig.of(config.masked_image_modeling_config)

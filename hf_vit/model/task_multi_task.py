@@ -26,7 +26,7 @@ from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel
 from .nested_options import HfViTMultiTaskConfig, tuples_to_lists
 from .pipeline_hf_vit import BatchedImagePipeline, ModelInput, check_on_error
-from .pretrained import HEAD_CLASSES, HfViTPreTrainedModel, check_trained, is_same, read_config
+from .pretrained import HEAD_CLASSES, POOLED, HfViTPreTrainedModel, check_trained, is_same, read_config
 from .task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from .task_depth_estimation import HfViTDepthEstimationPipeline, HfViTForDepthEstimation
 from .task_image_classification import HfViTForImageClassification, HfViTImageClassificationPipeline
@@ -49,7 +49,6 @@ HEADS: dict[str, tuple[type[Any], type[Any] | None]] = {
 }
 COUNTING = (HfViTForObjectDetection, HfViTForKeypointDetection)  # models with the method `count_items`
 PATHS = (str, os.PathLike)
-POOLED = ("image-classification", "zero-shot-image-classification")  # tasks that read the pooled vector
 POOLING = ("pooling", "use_pooler", "norm_after_pooling")
 LABELS = ("id2label", "label2id", "problem_type")
 # Fields that do not change the outputs of the backbone in evaluation mode, or that `POOLING` describes
@@ -262,6 +261,7 @@ class HfViTForMultiTask(HfViTPreTrainedModel, HfViTInputSized):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves the model, its configuration, its code, and the image processor of the first head."""
+        self.update_heads({})  # the options and calibrations of the heads may have changed
         super().save_pretrained(save_directory, *args, **kwargs)
         processor = next(iter(self.config.heads.values())).get("processor")
         if processor is not None and kwargs.get("is_main_process", True):
@@ -304,6 +304,7 @@ def _check_backbone(name: str, model: Any, config: HfViTConfig, weights: dict[st
 
 def _describe_head(model: Any, processor: Any) -> dict[str, Any]:
     """Returns the entry of a single-task model in `HfViTMultiTaskConfig.heads`."""
+    model.settle_calibration()
     kind, config = type(model).__name__, vars(model.config)
     fields = MODEL_TASK_CONFIGS.get(kind, ()) + (("calibration_config",) if config["calibration_config"] else ())
     tasks = {name: TASK_CONFIGS[name].of(config[name]).to_full_dict() for name in fields}

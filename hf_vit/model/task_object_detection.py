@@ -569,7 +569,8 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
             check_thresholds(max_missed=max_missed)
             options = self.model.calibration
             known = options.missed_shares, options.missed_thresholds
-            kwargs["threshold"] = find_threshold("max_missed", max_missed, *known, is_least=False)
+            place = self.model.name_or_path
+            kwargs["threshold"] = find_threshold("max_missed", max_missed, *known, is_least=False, name_or_path=place)
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
 

@@ -1,8 +1,10 @@
-"""Declare options: dataclass fields with metadata for help texts, valid values and resumed training runs."""
+"""Declare options: dataclass fields with metadata for help texts, valid values, conflicts and resumed runs."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -58,28 +60,6 @@ SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
 SEED = Range(0, 2**32 - 1)
 
 
-# Metadata keys of an option and their default values
-METADATA: dict[str, Any] = {
-    "help": "",  # text on help pages
-    "brief": None,  # shorter help text for the page of essential options
-    "range": None,  # valid range of numbers
-    "choices": None,  # valid values
-    "group": "",  # title of the group on help pages
-    "essential": False,  # whether the page of essential options lists the option
-    "synonyms": "",  # names in other libraries, separated by spaces
-    # Whether a resumed run may change the option. "free" allows any change, "fixed" allows none because the saved
-    # optimizer depends on the value, and "" allows changes if `resume_with_changes` is set.
-    "resume": "",
-    "private": False,  # True for access tokens and one-time requests, which are not saved in recipes
-}
-
-
-def described(**metadata: Any) -> dict[str, Any]:
-    """Return the metadata of an option. Keys that are not given have their default value from `METADATA`."""
-    assert metadata.keys() <= METADATA.keys(), metadata
-    return {**METADATA, **metadata}
-
-
 class Metadata(dict[str, Any]):
     """Metadata of an option. `keys` returns only keys that transformers.HfArgumentParser may pass to argparse."""
 
@@ -88,11 +68,45 @@ class Metadata(dict[str, Any]):
         return [name for name in ("help", "choices") if self[name]]
 
 
-def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
-    """Return the dataclass field of an option with the given metadata. A default list is copied for each instance."""
-    given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(**given, metadata=Metadata(described(help=help, range=range, **metadata)))
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    range: Range | None = None,
+    *,
+    brief: str = "",
+    choices: Sequence[Any] | None = None,
+    group: str = "",
+    essential: bool = False,
+    synonyms: str = "",
+    conflicts: Mapping[str, str] = MappingProxyType({}),
+    resume: str = "",
+    private: bool = False,
+) -> Any:
+    """Return the dataclass field of an option.
 
+    Args:
+        default: Default value. A list is copied for each instance. Options of `LIBRARY_OPTIONS` have none, because
+            transformers declares it.
+        help: Text on help pages.
+        range: Valid range of numbers.
+        brief: Shorter text for the page of essential options.
+        choices: Valid values.
+        group: Title of the group on help pages.
+        essential: Whether the page of essential options lists the option.
+        synonyms: Names in other libraries, separated by spaces.
+        conflicts: Options that exclude this option, with the reasons, see `check_conflicts`.
+        resume: Whether a resumed run may change the option. "free" allows any change, "fixed" allows none because the
+            saved optimizer depends on the value, and "" allows changes if `resume_with_changes` is set.
+        private: Whether recipes omit the option, because it is an access token or a one-time request.
+    """
+    given: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    metadata = Metadata(help=help, range=range, brief=brief, choices=choices, group=group, essential=essential)
+    metadata.update(synonyms=synonyms, conflicts=conflicts, resume=resume, private=private)
+    return field(**given, metadata=metadata)
+
+
+# Conflict of options that change images or their size in each step
+CHANGES_IMAGES = {"cached_views": "the images change in each step, so that their features cannot be stored"}
 
 # Functions that declare options in a help group that several tasks share
 data_option = partial(option, group="Data")

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from .field import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE_LEFT_OUT, described
+from .field import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE_LEFT_OUT, option
 
 
 LIBRARY_GROUP = "Options of transformers.TrainingArguments, some with different defaults"
@@ -26,10 +26,12 @@ FREE = (
 
 COUNTS = ("eval_accumulation_steps", "dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb")
 
-library_option = partial(described, group=LIBRARY_GROUP)
-training_option = partial(described, group="Training", essential=True)
-essential_option = partial(described, essential=True, resume="free")
-LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
+library_option = partial(option, group=LIBRARY_GROUP)
+training_option = partial(option, group="Training", essential=True)
+essential_option = partial(option, essential=True, resume="free")
+# Fields with the metadata of options for which `HfViTTrainingArguments` has none. transformers declares their types,
+# default values and help texts.
+LIBRARY_OPTIONS: dict[str, Any] = {
     **{name: library_option(resume="free") for name in FREE},
     # Options on the short help pages
     "num_train_epochs": training_option(
@@ -38,21 +40,8 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     "max_steps": training_option(
         brief="Number of training steps. Overrides the number of epochs.", synonyms="steps iterations num_steps"
     ),
-    "learning_rate": training_option(brief="Maximum learning rate.", range=POSITIVE, synonyms="lr lr0 base_lr"),
-    "per_device_train_batch_size": training_option(
-        brief="Training batch size per process.",
-        range=COUNT,
-        synonyms="batch_size batch bs train_batch_size",
-        resume="free",
-    ),
     "bf16": training_option(brief="Compute in bfloat16 (mixed precision).", synonyms="amp mixed_precision half"),
     "seed": training_option(brief="Random seed of the run.", range=SEED),
-    "per_device_eval_batch_size": essential_option(
-        brief="Evaluation batch size per process.",
-        range=COUNT,
-        group="Evaluation",
-        synonyms="eval_batch_size batch_size validation_batch_size",
-    ),
     "use_cpu": essential_option(brief="Run on the CPU only.", group="Hardware", synonyms="cpu no_cuda"),
     "output_dir": essential_option(
         brief="Folder for all output files. Default: a new folder in outputs/.",
@@ -61,9 +50,6 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     ),
     # Options of the optimizer and the learning rate schedule
     "optim": library_option(synonyms="opt optimizer", resume="fixed"),
-    "lr_scheduler_type": library_option(synonyms="sched scheduler lr_scheduler"),
-    "warmup_steps": library_option(range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio"),
-    "weight_decay": library_option(range=NOT_NEGATIVE, synonyms="wd"),
     "adam_beta1": library_option(range=SHARE_LEFT_OUT),
     "adam_beta2": library_option(range=SHARE_LEFT_OUT),
     "adam_epsilon": library_option(range=POSITIVE),
@@ -74,28 +60,36 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     "data_seed": library_option(range=SEED),
     "torch_empty_cache_steps": library_option(range=COUNT),
     # Intervals of logging and checkpoints, and hardware
-    **{name: library_option(range=POSITIVE, resume="free") for name in ("logging_steps", "eval_steps", "save_steps")},
-    **{name: library_option(range=NOT_NEGATIVE, resume="free") for name in ("eval_delay", "save_total_limit")},
+    **{name: library_option(range=POSITIVE, resume="free") for name in ("eval_steps", "save_steps")},
+    "eval_delay": library_option(range=NOT_NEGATIVE, resume="free"),
     **{name: library_option(range=COUNT, resume="free") for name in COUNTS},
-    "dataloader_num_workers": library_option(range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"),
+    "torch_compile": library_option(conflicts={"cached_views": "a compiled model does not read stored features"}),
+    **{
+        name: library_option(conflicts={"cached_views": "the weights of the frozen part are sharded. Train with DDP"})
+        for name in ("fsdp", "deepspeed")
+    },
     # Options that are not saved in recipes
     "hub_token": library_option(resume="free", private=True),
-    "resume_from_checkpoint": essential_option(group="Output", synonyms="resume", private=True),
 }
 LIBRARY_FIELDS = {item.name: item for item in fields(TrainingArguments)}
 
 
 def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
     """Return the complete metadata of an option declared by `hf_vit` or `transformers.TrainingArguments`."""
-    inherited = LIBRARY_FIELDS.get(item.name)
-    if inherited is None:
-        return described() | dict(item.metadata.items())
-    known = LIBRARY_OPTIONS.get(item.name) or described(group=LIBRARY_GROUP)
-    library = {name: inherited.metadata[name] for name in ("help", "choices") if name in inherited.metadata}
-    ours = {name: value for name, value in item.metadata.items() if name in known and value not in (None, "", False)}
-    return {**known, **library, **ours}
+    sources = [item]
+    if item.name in LIBRARY_FIELDS:
+        sources = [LIBRARY_OPTIONS.get(item.name, library_option()), LIBRARY_FIELDS[item.name], item]
+    found = dict(option().metadata.items())
+    for source in sources:
+        found |= {name: value for name, value in source.metadata.items() if name in found and value}
+    return found
 
 
 def options_of(*kinds: type[Any]) -> dict[str, Mapping[str, Any]]:
     """Return the metadata of all options of the given dataclasses by option name, in the order of the fields."""
     return {item.name: metadata_of(item) for kind in kinds for item in fields(kind) if item.init}
+
+
+def conflicting_options(name: str, *kinds: type[Any]) -> set[str]:
+    """Return the names of the options of the dataclasses that declare a conflict with the option `name`."""
+    return {other for other, metadata in options_of(*kinds).items() if name in metadata["conflicts"]}

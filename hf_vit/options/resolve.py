@@ -40,10 +40,13 @@ def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any
         **defaults: Defaults that replace those of the dataclasses.
 
     Raises:
-        ValueError: if an option is unknown, or a value has the wrong type or is invalid.
+        ValueError: if an option is unknown, a value has the wrong type or is invalid, or two options exclude each
+            other.
     """
     given = {**defaults, **known_options(types, values)}
-    return tuple(kind(**{name: given[name] for name in options_of(kind) if name in given}) for kind in types)
+    made = tuple(kind(**{name: given[name] for name in options_of(kind) if name in given}) for kind in types)
+    check_conflicts(*made)
+    return made
 
 
 def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,9 +80,29 @@ def convert_all(options: Any) -> None:
             value = convert(item.name, value, kinds[item.name], metadata["choices"])
             setattr(options, item.name, value)
         check_number(item.name, value, metadata["range"], item.default)
+    check_conflicts(options)
     for low, high in PAIRS:
         if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
             raise ValueError(f"{low}={values[low]} must not exceed {high}={values[high]}. Swap the two values.")
+
+
+def check_conflicts(*parts: Any) -> None:
+    """Raise `ValueError` if options of the dataclasses exclude each other.
+
+    An option excludes others if it is true, or a value that is neither its default nor empty nor zero.
+    """
+    known = {item.name: item for part in parts for item in fields(part)}
+    values = {name: value for part in parts for name, value in vars(part).items() if name in known}
+    active = {
+        name: value for name, value in values.items() if value is True or (value and value != known[name].default)
+    }
+    for name in active:
+        for other, reason in metadata_of(known[name])["conflicts"].items():
+            if other in active:
+                raise ValueError(
+                    f"{name}={active[name]!r} and {other}={active[other]!r} exclude each other: {reason}. Remove one "
+                    "of the two options."
+                )
 
 
 def convert(name: str, value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:

@@ -30,8 +30,20 @@ from transformers.utils import is_torch_xla_available
 from ..data.reading.files import split_names
 from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
-from .field import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, SHARE_LEFT_OUT, Names, Range, augmentation_option, option
-from .resolve import convert_all
+from .field import (
+    CHANGES_IMAGES,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    evaluation_option,
+    option,
+)
+from .resolve import check_conflicts, convert_all
 
 
 MAX_WORKERS = 8  # default limit of worker processes
@@ -137,12 +149,14 @@ class HfViTTrainingArguments(TrainingArguments):
         "Number of augmentations of each image per step (DeiT III: 3). The number of steps per epoch does not "
         "change, so an epoch has fewer images.",
         COUNT,
+        conflicts={"cached_views": "a step needs several views of each image"},
     )
     progressive_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels of training images, such as 16 24 32, each for an equal share of the steps. The last "
         "height must equal that of image_size. Training steps with small images are several times as fast.",
         COUNT,
+        conflicts=CHANGES_IMAGES,
     )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
@@ -164,16 +178,31 @@ class HfViTTrainingArguments(TrainingArguments):
     )
 
     # Defaults for Vision Transformers. Values in tasks/common/defaults.yaml replace them, depending on task and data.
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup_steps: float = 0.1
-    lr_scheduler_type: SchedulerType | str = "cosine"
-    per_device_train_batch_size: int = 64
-    per_device_eval_batch_size: int = 64
+    learning_rate: float = training_option(
+        1e-3, brief="Maximum learning rate.", range=POSITIVE, essential=True, synonyms="lr lr0 base_lr"
+    )
+    weight_decay: float = option(0.05, range=NOT_NEGATIVE, synonyms="wd")
+    warmup_steps: float = option(0.1, range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio")
+    lr_scheduler_type: SchedulerType | str = option("cosine", synonyms="sched scheduler lr_scheduler")
+    per_device_train_batch_size: int = training_option(
+        64,
+        brief="Training batch size per process.",
+        range=COUNT,
+        essential=True,
+        synonyms="batch_size batch bs train_batch_size",
+        resume="free",
+    )
+    per_device_eval_batch_size: int = evaluation_option(
+        64,
+        brief="Evaluation batch size per process.",
+        range=COUNT,
+        synonyms="eval_batch_size batch_size validation_batch_size",
+        resume="free",
+    )
     eval_strategy: IntervalStrategy | str = "epoch"
     save_strategy: SaveStrategy | str = "epoch"
-    save_total_limit: int | None = 2
-    logging_steps: float = 0.01
+    save_total_limit: int | None = option(2, range=NOT_NEGATIVE, resume="free")
+    logging_steps: float = option(0.01, range=POSITIVE, resume="free")
     metric_for_best_model: str | None = training_option(
         "accuracy", "Name of the evaluation score that selects the best model."
     )
@@ -184,8 +213,13 @@ class HfViTTrainingArguments(TrainingArguments):
         essential=True,
         synonyms="patience",
     )
-    resume_from_checkpoint: str | None = option(
-        None, 'Checkpoint to resume from: its folder, or "last" for the newest checkpoint in output_dir.'
+    resume_from_checkpoint: str | None = output_option(
+        None,
+        'Checkpoint to resume from: its folder, or "last" for the newest checkpoint in output_dir.',
+        essential=True,
+        synonyms="resume",
+        resume="free",
+        private=True,
     )
     dry_run: bool = output_option(
         False,
@@ -209,12 +243,15 @@ class HfViTTrainingArguments(TrainingArguments):
         None,
         "Number of worker processes per training process that read images. By default, with a GPU, the number of "
         "CPU cores, at most 8; without a GPU, 0, because the model uses all cores.",
+        NOT_NEGATIVE,
+        synonyms="workers num_workers",
+        resume="free",
     )
     # Worker processes, if any, persist between epochs.
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
     report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
-    fsdp: bool | str | None = field(default=None, metadata={"const": True})
+    fsdp: bool | None = field(default=None, metadata={"const": True})
     optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
@@ -246,6 +283,12 @@ class HfViTTrainingArguments(TrainingArguments):
                 "accelerate launch starts only one process on CPUs (MULTI_CPU, --cpu), but several are requested. "
                 "Use torchrun --nproc_per_node N instead."
             )
+        wants_fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        if wants_fsdp and self.device.type == "cpu":  # accelerate would use DDP instead, without a warning
+            raise ValueError(
+                "FSDP requires GPUs, but this process uses the CPU. Remove --fsdp, or choose an accelerate "
+                "configuration without FSDP; several processes on CPUs then train with DDP."
+            )
         check_optimization(self)
         self.check_combinations()
 
@@ -256,6 +299,7 @@ class HfViTTrainingArguments(TrainingArguments):
 
     def check_combinations(self) -> None:
         """Raise `ValueError` for options that exclude each other, `ImportError` if peft is required but missing."""
+        check_conflicts(self)  # again, because transformers sets some options, such as torch_compile
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "

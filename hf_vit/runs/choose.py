@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from ..data.datasets import TargetDataset
 from ..tasks.base import Choice
-from ..tasks.common.load_data import chooses_step
+from ..tasks.common.load_data import CALIBRATION_SPLIT, chooses_step
 from ..training.finetuning.from_probe import count_compared_images
 from .build import Run
 
@@ -38,17 +39,25 @@ def choose(run: Run) -> Choice:
         return Choice()
     choices = [] if run.probe is None else [run.probe.choose(trainer)]
     choices.append(task.choose(trainer, data))
-    is_calibrated = can_calibrate(run) and trainer.calibrate(data.examples("validation"))
+    is_calibrated = can_calibrate(run) and trainer.calibrate_if_possible(data)
     if task.chooses_threshold:
         trainer.choose_threshold()
     if is_calibrated:
-        complete_calibration(trainer)
+        # The threshold may have been chosen on other images.
+        separate = data.examples(CALIBRATION_SPLIT) if CALIBRATION_SPLIT in data.splits else None
+        complete_calibration(trainer, separate)
     rows = {name: row for choice in choices for name, row in choice.rows.items()}
     return Choice(" ".join(choice.text for choice in choices if choice.text), rows)
 
 
-def complete_calibration(trainer: Any) -> None:
-    """Add calibration values that depend on calibrated scores, after the trainer has chosen the threshold."""
+def complete_calibration(trainer: Any, examples: TargetDataset | None = None) -> None:
+    """Add calibration values that depend on calibrated scores, after the trainer has chosen the threshold.
+
+    The values are computed from predictions for `examples`, by default from the last predictions.
+    """
+    if examples is not None and trainer.evaluator.completes_calibration:
+        with trainer.evaluating_with(trainer.evaluator):
+            trainer.predict(examples, metric_key_prefix=CALIBRATION_SPLIT)
     model = trainer.plain_model
     model.config.calibration_config = trainer.evaluator.complete_calibration(model.calibration)
 

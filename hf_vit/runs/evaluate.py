@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
 from ..data.checks import check_output_outside_data
-from ..data.datasets import TargetDataset
+from ..data.datasets import Division, TargetDataset
 from ..extras import check_packages
 from ..model.configuration_hf_vit import HfViTConfig
 from ..model.pretrained import find_head_of
@@ -22,7 +22,7 @@ from ..outputs import check_outputs, check_writable, file_name, free_folder, rec
 from ..processes import on_first_process
 from ..tasks import TASKS
 from ..tasks.base import Task
-from ..tasks.common.load_data import load_evaluation_targets
+from ..tasks.common.load_data import chooses_weights, load_evaluation_targets
 from ..tasks.common.models import open_processor, open_trained, read_config_of
 from ..training.evaluator_trainer import EvaluatorTrainer
 from ..training.output_folder import evaluation_files
@@ -59,6 +59,7 @@ class EvaluationArguments(HfViTTrainingArguments):
         synonyms="output out save_dir out_dir project_dir name",
         resume="free",
     )
+    holds_out: bool = field(init=False, default=False)  # whether the share of held-out images is given
     eval_strategy: str = "no"
     report_to: str = "none"
 
@@ -115,7 +116,8 @@ def complete_evaluation(evaluation: Evaluation, report: Callable[[str], None]) -
     scores, *_ = evaluate_run(evaluation, split)
     if evaluation.trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(args.output_dir, split)))
-        report(f"{len(evaluation.examples):,} {split} {task.examples}: {joined(scores)}")
+        failures = evaluation.trainer.evaluator.find_failures()
+        report("\n".join([*failures, f"{len(evaluation.examples):,} {split} {task.examples}: {joined(scores)}"]))
         report(f"Scores and pictures: {args.output_dir}")
     PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores
@@ -138,9 +140,16 @@ def open_evaluation(task: Task, args: EvaluationArguments) -> Evaluation:
         )
     model = open_trained(task.model_class, name, args.head)
     processor = open_processor(model, name, args.head, task.has_texts)
-    was_streamed = recipe_of_head(task, args).get("streaming", False)
+    recipe = recipe_of_head(task, args)
+    was_streamed = recipe.get("streaming", False)
+    whole = {**recipe_of(Path(name)), **recipe}  # options of all heads and of this head
+    known = Division(
+        holds_out=args.holds_out or "train_val_split" in recipe,
+        chooses_weights=task.has_scores and chooses_weights(whole),
+        calibrates=whole.get("calibrate", True) and not was_streamed,
+    )
     split, data = load_evaluation_targets(
-        task.open_data, task.options, args.split, model.config.label2id, args, was_streamed
+        task.open_data, task.options, args.split, model.config.label2id, args, was_streamed, known
     )
     data = task.examine(data, args)
     notes = note_data(task, data, args)
@@ -179,7 +188,7 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
         raise ValueError(f"{name}={value!r} applies only to training. Remove it.")
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
         raise ValueError(f"{useless[0]} applies only to training. Remove it.")
-    args.head = head
+    args.head, args.holds_out = head, options.train_val_split is not None
     args.name_output(options.sources)
     check_output_outside_data(options.sources, args.output_dir)
     options.complete(read_config_of(args.model_name_or_path, head), recipe_of_head(task_class, args))

@@ -4,16 +4,17 @@ import math
 import os
 import platform
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
+from transformers.utils import logging
 
-from ..convert.model_card import escape_markdown
+from ..convert.model_card import WARNINGS, escape_markdown
 from ..data.datasets import DatasetInfo
 from ..evaluation.base import LOWER_IS_BETTER
 from ..options.training_arguments import training_options_of
@@ -23,6 +24,7 @@ from ..training.lora import count_parameters, describe_adapter
 from ..training.output_folder import PLACE
 
 
+logger = logging.get_logger(__name__)
 CALIBRATION = "## Calibration"  # heading of a section
 # The template is in this folder, so that it is part of the installed package. The folder model_cards/ links to it.
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -55,8 +57,10 @@ class TrainingInfo:
         units: Units of scores, by metric name.
         lower_is_better: Names of the metrics for which lower is better.
         parts: Scores of each class (or other part) by name, for each kind of part, such as "class".
+        warnings: Sentences about classes with a score of 0, objects that are not found, and too few steps.
         pictures: File names of pictures next to the card, by caption.
         calibration: Scores before and after calibration on held-out images, by name; empty without calibration.
+        calibration_note: Text about the calibration, or why there is none.
         arguments: File next to the card that contains all training arguments.
         location: Folder, or name on the Hub, from which users load the model.
         tags: Keywords in the metadata of the card.
@@ -84,8 +88,10 @@ class TrainingInfo:
     units: dict[str, str] = field(default_factory=dict)
     lower_is_better: Collection[str] = frozenset(LOWER_IS_BETTER)
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
     pictures: dict[str, str] = field(default_factory=dict)
     calibration: dict[str, tuple[float, float]] = field(default_factory=dict)
+    calibration_note: str = ""
     arguments: str = "training_args.json"
     location: str = PLACE
     tags: tuple[str, ...] = ("vision", "hf_vit")
@@ -125,19 +131,17 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
     return rows
 
 
-def describe_calibration(scores: dict[str, tuple[float, float]]) -> str:
-    """Return the section of the card about scores before and after calibration."""
+def describe_calibration(scores: dict[str, tuple[float, float]], note: str) -> str:
+    """Return the section of the card about the calibration: a note and, if there are any, scores before and after."""
     rows = [f"| {name} | {format_value(before)} | {format_value(after)} |" for name, (before, after) in scores.items()]
-    return "\n".join(
-        [
-            f"{CALIBRATION}\n",
-            "The scores were calibrated on held-out images. In the table, lower is better. To disable the "
-            "calibration, pass `calibration_config={'enabled': False}` to `from_pretrained`.\n",
-            "| score | before | after |",
-            "|---|---|---|",
-            *rows,
-        ]
-    )
+    table = [
+        "\nIn the table, lower is better. To disable the calibration, pass `calibration_config={'enabled': False}` to "
+        "`from_pretrained`.\n",
+        "| score | before | after |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join([f"{CALIBRATION}\n", note, *(table if rows else [])])
 
 
 def compare(info: TrainingInfo) -> list[str]:
@@ -211,7 +215,9 @@ def describe_options(options: Any) -> dict[str, str]:
 
 
 def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:
-    """Write the card of a trained model, with metadata for the Hub.
+    """Write the card of a trained model, with metadata for the Hub, and log its warnings.
+
+    Warnings are the `warnings` of `info`, and the metrics that do not surpass the baseline without images.
 
     Args:
         folder: Folder of the saved model.
@@ -240,6 +246,8 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         for metric, score in info.metrics.items()
     ]
     is_on_hub = info.base_model is not None and not Path(info.base_model).exists()
+    # The last baseline ignores the images.
+    warnings = [*compare(replace(info, baselines=dict([*info.baselines.items()][-1:]))), *info.warnings]
     card_data = ModelCardData(
         model_name=info.model_name,
         license=info.license,
@@ -250,6 +258,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         base_model=info.base_model if is_on_hub else None,
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
+        **{WARNINGS: warnings or None},  # shown where the model is used
     )
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
     lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
@@ -259,4 +268,6 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
     write_atomically(path, str(card))
+    for sentence in warnings:
+        logger.warning(sentence)
     return path

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..data.augmentation.multi_task import MultiTaskDataset
 from ..model.task_multi_task import HfViTForMultiTask
-from ..options.library import options_of
+from ..options.library import conflicting_options, options_of
 from ..options.training_arguments import check_training
-from ..tasks.common.defaults import MIXED, PROBED_RATE, TUNED_RATE
+from ..tasks.common.defaults import PROBED_RATE, TUNED_RATE
 from ..tasks.common.defaults import choose as choose_hyperparameters
 from ..tasks.common.models import without_load_report
 from ..tasks.multi_task import MultiTask, MultiTaskData
@@ -21,7 +21,7 @@ def open_heads(run: Run) -> Run:
     """Open and check the data of all heads. Raises the errors of `open_task`."""
     task, heads = run.task, dict[str, Run]()
     assert isinstance(task, MultiTask)
-    for name, head in task.make_heads().items():
+    for name, head in task.make_heads(run.args).items():
         task.check_saved_head(name)
         heads[name] = open_task(Run(head, task.arguments_of_head(name, run.args)))
     notes = [f"{name}: {note}" for name, head in heads.items() for note in head.notes]
@@ -34,7 +34,7 @@ def build_heads(run: Run) -> Run:
     task, args, opened = run.task, run.args, dict[str, tuple[Any, Any]]()
     assert isinstance(task, MultiTask)
     heads = {}
-    for name, part in task.make_heads(choose_options(run)).items():
+    for name, part in task.make_heads(args, choose_options(run)).items():
         head = replace(run.heads[name], task=part, args=task.arguments_of_head(name, args))
         with without_load_report(hides_warnings=False) if opened else nullcontext():
             model, processor = part.open_model(head.data, head.args)
@@ -111,7 +111,8 @@ def choose_options(run: Run) -> dict[str, dict[str, Any]]:
         found = choose_hyperparameters(table, facts, given, config, steps=steps, batch=args.images_per_step)
         config = found.pop("config_overrides", {})
         nested_options = {key: value for key, value in config.items() if isinstance(value, dict)}
-        allowed = options_of(type(options)).keys() - {*MIXED, *head}
+        kind = type(options)
+        allowed = options_of(kind).keys() - conflicting_options("cached_views", kind) - head.keys()
         chosen[name] = {key: value for key, value in found.items() if key in allowed}
         chosen[name]["config_overrides"] = {**(head.get("config_overrides") or {}), **nested_options}
     return chosen

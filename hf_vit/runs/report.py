@@ -30,7 +30,7 @@ from ..training.evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..training.trainer import HfViTTrainer
 from ..visualize.plots import draw_calibration, draw_class_scores, draw_curves
 from .build import Run
-from .model_card import TrainingInfo, compare, write_model_card
+from .model_card import TrainingInfo, write_model_card
 
 
 logger = logging.get_logger(__name__)
@@ -246,28 +246,26 @@ def evaluate_run(run: Run, split: str) -> tuple[dict[str, float], dict[str, str]
     return scores, pictures, rows
 
 
-def write_report(run: Run, **facts: Any) -> dict[str, float]:
+def write_report(run: Run, warnings: Sequence[str] = (), **facts: Any) -> dict[str, float]:
     """Evaluate a trained model and write scores, pictures and the model card to its output folder.
 
     The evaluated split is the first existing one of "test", "validation" and "train".
 
     Args:
         run: A run that has finished training.
+        warnings: Sentences about the run for the model card.
         **facts: Fields of `TrainingInfo` that the run does not provide.
 
     Returns:
         The scores.
     """
-    scores, info = report_run(run, **facts)
+    scores, info = report_run(run, warnings, **facts)
     if info is not None:
         write_model_card(Path(run.args.output_dir), info)
-        reference = [*info.baselines][-1]
-        for sentence in compare(replace(info, baselines={reference: info.baselines[reference]})):
-            logger.warning(sentence)
     return scores
 
 
-def report_run(run: Run, **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
+def report_run(run: Run, warnings: Sequence[str] = (), **facts: Any) -> tuple[dict[str, float], TrainingInfo | None]:
     """Evaluate a trained model and write scores and pictures. Return the scores and the content of the model card.
 
     The content of the model card is None on all processes except the first.
@@ -276,7 +274,8 @@ def report_run(run: Run, **facts: Any) -> tuple[dict[str, float], TrainingInfo |
     split, folder = data.evaluated_split, Path(run.args.output_dir)
     scores, pictures, rows = evaluate_run(run, split)
     evaluator = trainer.evaluator
-    classes = in_columns(evaluator.metric.per_class())  # computed before the baseline overwrites the metric
+    # computed before the baseline overwrites the metric
+    classes, failures = in_columns(evaluator.metric.per_class()), evaluator.find_failures()
     calibration = evaluator.calibration_scores
     baselines = task.evaluate_baselines(trainer, data, split)
     if not trainer.is_world_process_zero():
@@ -303,10 +302,12 @@ def report_run(run: Run, **facts: Any) -> tuple[dict[str, float], TrainingInfo |
         data=described,
         metrics={name: scores[name] for name in reference if not math.isnan(scores[name])},
         baselines={**report_average(trainer, split, scores), **baselines},
+        warnings=[*failures, *warnings],
         pictures={**pictures, **CURVES},
         units=evaluator.metric.units,
         parts={evaluator.parts: classes},
         calibration=calibration,
+        calibration_note=evaluator.calibration_note,
         limits=limits.format(num_classes=len(data.names), model=trainer.plain_model),
         **describe_training(trainer, split),
         **facts,

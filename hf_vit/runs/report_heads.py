@@ -1,6 +1,6 @@
 """Report of a run of several tasks: one card, and a folder of scores and pictures for each head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ JOINED = ("metrics", "units", "parts")  # fields of `TrainingInfo` with a value 
 OF_HEADS = {"head", "loss", "input size", "augmentation", "score threshold", "evaluation"}  # rows of the card
 
 
-def write_report_of_heads(run: Run, **facts: Any) -> dict[str, float]:
+def write_report_of_heads(run: Run, warnings: Sequence[str] = (), **facts: Any) -> dict[str, float]:
     """Evaluate all heads and write one card. The files of each head are in a folder with its name."""
     trainer, scores, infos = run.trainer, dict[str, float](), dict[str, TrainingInfo]()
     for name, head in run.heads.items():
@@ -29,7 +29,8 @@ def write_report_of_heads(run: Run, **facts: Any) -> dict[str, float]:
         folder = Path(trainer.args.output_dir)
         (curves,) = CURVES.values()
         draw_curves(trainer.state.log_history, folder / curves)
-        write_model_card(folder, join_cards(run, infos, **facts))
+        failures = [f"{name}: {sentence}" for name, info in infos.items() for sentence in info.warnings]
+        write_model_card(folder, join_cards(run, infos, warnings=[*failures, *warnings], **facts))
     return scores
 
 
@@ -46,6 +47,7 @@ def join_cards(run: Run, infos: Mapping[str, TrainingInfo], **facts: Any) -> Tra
     weights = {name: f"{value:.3g}" for name, value in trainer.weights.weights.items()}
     baselines = {name: [*info.baselines.values()][-1] for name, info in infos.items()}
     data = [info.data for info in infos.values()]
+    limits = [f"{name}: {info.limits} {info.calibration_note}".strip() for name, info in infos.items()]
     recipes = {
         name: {key: value for key, value in info.recipe.items() if key in OF_HEADS} for name, info in infos.items()
     }
@@ -76,7 +78,7 @@ def join_cards(run: Run, infos: Mapping[str, TrainingInfo], **facts: Any) -> Tra
         baselines={"baseline without images": join(baselines)},
         lower_is_better={f"{name} {score}" for name, info in infos.items() for score in info.lower_is_better},
         pictures=pictures | CURVES,
-        limits=run.task.limits.format(heads=" ".join(f"{name}: {info.limits}" for name, info in infos.items())),
+        limits=run.task.limits.format(heads=" ".join(limits)),
         **describe_training(trainer, data[0].split),
         **facts,
     )

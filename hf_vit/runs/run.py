@@ -53,7 +53,7 @@ from .assemble import build_run, open_run
 from .build import Run
 from .choose import choose, describe_held_out
 from .conditions import describe_arguments, find_changes, find_conditions
-from .plan.plan import Planner, warn_of_few_steps
+from .plan.plan import Planner, describe_few_steps
 from .plan.time_limit import TimeLimit
 from .report import count_examples, describe_targets, write_report
 from .report_heads import write_report_of_heads
@@ -250,7 +250,7 @@ def finish(training: Training) -> None:
         trainer.add_callback(limit)
         trainer.progress.limit(limit.left)
     if planner.budget is None and trainer.is_world_process_zero():
-        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, run.task)))
+        trainer.add_callback(StepReport(report, partial(describe_few_steps, run.task)))
     if args.cached_views:
         trainer.open_features(report=report)
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
@@ -264,8 +264,9 @@ def finish(training: Training) -> None:
         write_recipe(args, planner.recipe(trainer.conditions["chosen"]) | recorded)
     trainer.save_metrics("train", result.metrics)
     facts = {"command": training.command, "license": options.license, "base_model": options.model_name_or_path}
+    warnings = describe_few_steps(run.task, trainer.state.max_steps)
     write = write_report_of_heads if run.heads else write_report
-    training.scores = write(replace(run, rows=choice.rows), **facts)
+    training.scores = write(replace(run, rows=choice.rows), warnings, **facts)
     if trainer.is_world_process_zero():
         report(f"Scores: {joined(training.scores)}")
         if trainer.average is not None:

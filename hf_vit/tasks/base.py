@@ -22,7 +22,7 @@ from ..options.resolve import build, values_of
 from ..options.training_arguments import HfViTTrainingArguments
 from .common.card import Usage
 from .common.defaults import TaskDefaults
-from .common.load_data import load_targets
+from .common.load_data import chooses_weights, load_targets
 from .common.models import NUM_IMAGES, input_size, load_model, whiten_patches
 
 
@@ -126,7 +126,9 @@ class Task(ABC):
     def load_data(self, args: HfViTTrainingArguments) -> TargetData:
         """Open and check the splits of a training run."""
         needed = self.min_images_to_hold_out if self.held_out_for(args) else None
-        return load_targets(self.open_data, self.options, args, needs_validation=needed)
+        given = {**vars(args), **vars(self.options)}
+        is_chosen = self.has_scores and (self.options.chooses_weights or chooses_weights(given))
+        return load_targets(self.open_data, self.options, args, needs_validation=needed, weights_are_chosen=is_chosen)
 
     def examine(self, data: TargetData, args: HfViTTrainingArguments) -> TargetData:
         """Return loaded data with everything that the task reads in addition."""

@@ -58,7 +58,7 @@ class ClassificationEvaluator(BaseEvaluator):
     """Predict and score the class of each image."""
 
     can_split_batch = True
-    caption = ""
+    caption, class_score = "", "Recall"
     has_sets = True
     metric: Any
 

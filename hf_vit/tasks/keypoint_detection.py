@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -218,13 +219,16 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     options: KeypointArguments
 
     def head_options(self, data: TargetData, args: HfViTTrainingArguments) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the mirrored pairs, lines and error tolerances of the keypoints, and the norm of a new head.
+        """Return mirrored pairs, lines, error tolerances and the relative area of boxes, and the norm of a new head.
 
         This norm uses no batch statistics, so that results do not depend on the batch size.
         """
         assert isinstance(data, KeypointData)
+        rows = data.splits["train"].select_columns(["box", "width", "height"]).with_format("numpy")[:]
+        areas = np.prod(rows["box"][:, 2:] - rows["box"][:, :2], axis=1) / (rows["width"] * rows["height"])
         own = {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
-        return own, {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
+        share = {"object_share": round(float(np.median(areas)), 4)}
+        return own | share, {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
 
     @property
     def box_padding(self) -> float:

@@ -23,6 +23,7 @@ from .base import Task
 from .common.arguments import TaskArguments
 from .common.card import Usage
 from .common.defaults import MULTI_TASK
+from .common.load_data import chooses_step
 from .common.models import read_config_of
 from .depth_estimation import DepthEstimation
 from .image_classification import ImageClassification
@@ -132,7 +133,9 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
 
     options: MultiTaskArguments
 
-    def make_heads(self, chosen: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Task]:
+    def make_heads(
+        self, args: HfViTTrainingArguments, chosen: Mapping[str, dict[str, Any]] | None = None
+    ) -> dict[str, Task]:
         """Return the specification of each head, with `chosen` options."""
         shared, heads = {name: vars(self.options)[name] for name in SHARED}, {}
         for name, head in self.options.heads.items():
@@ -140,6 +143,7 @@ print(result.keys())  # the names of the heads; each entry is the result of the 
             config = {**(self.options.config_overrides or {}), **(own.get("config_overrides") or {})}
             kind, _, *others = KINDS[head["task"]].argument_types()
             (options,) = build((kind,), {**shared, **own, "config_overrides": config or None})
+            options.chooses_weights = chooses_step(args)
             heads[name] = KINDS[head["task"]](options, *(other() for other in others))
         return heads
 

@@ -29,7 +29,16 @@ from ..model.task_object_detection import (
     loss_normalizers,
     prediction_losses,
 )
-from ..options.field import POSITIVE, PROBABILITY, Names, augmentation_option, data_option, model_option, source_option
+from ..options.field import (
+    CHANGES_IMAGES,
+    POSITIVE,
+    PROBABILITY,
+    Names,
+    augmentation_option,
+    data_option,
+    model_option,
+    source_option,
+)
 from ..options.training_arguments import HfViTTrainingArguments
 from ..visualize.objects import draw_detections
 from ..visualize.plots import draw_precision_recall
@@ -50,6 +59,7 @@ class DetectionEvaluator(Evaluator):
     lack = "no image has an object with a box. Check the annotations."
     class_score = "AP"
     has_offset = True
+    completes_calibration = True
     metric: DetectionMetric
     num_queries: int
 
@@ -200,7 +210,9 @@ class DetectionArguments(ObjectArguments):
         0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
     multi_scale: bool = augmentation_option(
-        False, "Draw a random image size for every batch, from 0.75 to 1.25 times image_size."
+        False,
+        "Draw a random image size for every batch, from 0.75 to 1.25 times image_size.",
+        conflicts=CHANGES_IMAGES,
     )
 
 

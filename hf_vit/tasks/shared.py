@@ -46,6 +46,7 @@ ORIENTATION_HELP = (
     "Orientation of annotations if images have an EXIF orientation: that of the stored or of the displayed image; "
     "auto compares the sizes of image and annotations, which can be inconclusive."
 )
+HAS_VOCABULARY = {"text_model_name_or_path": "the text encoder has its own vocabulary and size"}
 ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
 
@@ -128,7 +129,10 @@ class CaptionArguments(TaskArguments):
     loader_options = (*TaskArguments.loader_options, "caption_column_name")
 
     vocab_size: int | None = model_option(
-        None, "Maximum number of tokens of a trained tokenizer; 8192 by default.", COUNT
+        None,
+        "Maximum number of tokens of a trained tokenizer; 8192 by default.",
+        COUNT,
+        conflicts={**HAS_VOCABULARY, "tokenizer_name": "the tokenizer has its own vocabulary"},
     )
     max_text_length: int | None = model_option(
         None,

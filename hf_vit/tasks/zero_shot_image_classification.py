@@ -42,7 +42,7 @@ from .common.defaults import IMAGE_TEXT
 from .common.load_data import evaluation_images, open_data
 from .common.models import load_model
 from .image_classification import ClassificationEvaluator, open_labeled
-from .shared import CaptionArguments, CaptionedTask
+from .shared import HAS_VOCABULARY, CaptionArguments, CaptionedTask
 
 
 @dataclass
@@ -62,10 +62,15 @@ class ImageTextArguments(CaptionArguments):
         None, "Initial text encoder of any transformers class, with its tokenizer: a folder, or a Hub name."
     )
     tokenizer_name: str | None = model_option(
-        None, "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions."
+        None,
+        "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions.",
+        conflicts=HAS_VOCABULARY,
     )
     text_preset: str | None = model_option(
-        None, "Size of a new text tower, with the values of --preset; by default that of --preset, or small."
+        None,
+        "Size of a new text tower, with the values of --preset; by default that of --preset, or small.",
+        choices=(*PRESETS,),
+        conflicts=HAS_VOCABULARY,
     )
     loss: str | None = model_option(
         None, "Loss: sigmoid (SigLIP) or softmax (CLIP); by default sigmoid, or the loss of the saved model."
@@ -98,10 +103,6 @@ class ImageTextArguments(CaptionArguments):
         super().__post_init__()
         if self.freeze_vision and self.model_name_or_path is None:
             raise ValueError("--freeze_vision would freeze an untrained tower. Set --model_name_or_path.")
-        if self.text_preset is not None and self.text_preset not in PRESETS:
-            raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
-        self.refuse_beside("text_model_name_or_path", "tokenizer_name", "vocab_size", "text_preset")
-        self.refuse_beside("tokenizer_name", "vocab_size")
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
                 f"prompt_templates contains {', '.join(map(repr, wrong))}. Each template needs one {{}} for the class "

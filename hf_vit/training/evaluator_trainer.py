@@ -12,19 +12,22 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
-from ..data.datasets import TargetDataset
+from ..data.datasets import TargetData, TargetDataset
 from ..evaluation.base import CHOOSING, BaseEvaluator, Threshold
-from ..evaluation.calibration import LEAST_FITTED, fit_scaling, fit_sets
+from ..evaluation.calibration import LEAST_FITTED, CalibrationError, fit_scores, fit_sets
 from ..model.calibration import HfViTCalibrationConfig
 from ..model.task_configurations import TASK_CONFIGS
 from ..outputs import AVERAGE_FOLDER
+from ..tasks.common.load_data import CALIBRATION_SPLIT, describe_images
 from .lora import unwrap_peft
 from .optimizer import find_backbone
 from .streams import replaced
 from .trainer import HfViTTrainer
 
 
+logger = logging.get_logger(__name__)
 MAX_PICTURED = 6
 
 
@@ -121,26 +124,51 @@ class EvaluatorTrainer(HfViTTrainer):
         """Context manager within which evaluations use the given evaluator, and skip the averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
-    def calibrate(self, examples: TargetDataset) -> bool:
-        """Fit the calibration of the model on held-out images, and return whether there are enough scores to fit it.
+    def calibrate(self, examples: TargetDataset, images: str) -> bool:
+        """Fit the calibration of the model on held-out images, and return whether the task has scores to calibrate.
 
         The calibration does not affect training, losses and averaged weights.
+
+        Args:
+            examples: Images that did not choose the weights.
+            images: Description of the images for the model card, such as "validation images".
+
+        Raises:
+            CalibrationError: if there are too few or invalid scores. The model then has no calibration.
         """
-        config = self.plain_model.config
+        config, evaluator, old = self.plain_model.config, self.evaluator, self.plain_model.calibration
         config.calibration_config, self._found_at_step = None, -1  # discard thresholds of earlier scores
-        with self.evaluating_with(self.evaluator):
+        with self.evaluating_with(evaluator):
             self.predict(examples, metric_key_prefix=CHOOSING)
-        data, self._found_at_step = self.evaluator.calibration_data(), -1
-        if data is None or len(data[1]) < LEAST_FITTED:
+        data, self._found_at_step = evaluator.calibration_data(), -1
+        if data is None:
             return False
-        fitted: dict[str, Any] = {"num_images": len(examples)}
-        if self.evaluator.predicts_errors:
-            fitted["error_scale"] = (data[1].mean() / data[0].mean()).item()
+        if len(data[1]) < LEAST_FITTED:
+            raise CalibrationError(f"The {len(examples):,} {images} have {len(data[1])} scores, not {LEAST_FITTED}.")
+        used = f"{len(examples):,} {images}"
+        if evaluator.predicts_errors:
+            fitted: dict[str, Any] = {"error_scale": (data[1].mean() / data[0].mean()).item()}
+            evaluator.calibration_note = f"The expected errors were scaled on {used}."
         else:
-            fitted |= fit_scaling(*data, self.evaluator.has_offset)
-        fitted |= fit_sets(*data) if self.evaluator.has_sets else {}
+            fitted, evaluator.calibration_note = fit_scores(*data, evaluator.has_offset, old, used)
+        fitted |= {"num_images": len(examples), **(fit_sets(*data) if evaluator.has_sets else {})}
         config.calibration_config = HfViTCalibrationConfig(model_class=type(self.plain_model).__name__, **fitted)
         return True
+
+    def calibrate_if_possible(self, data: TargetData) -> bool:
+        """Calibrate a trained model on images that did not choose its weights; return whether it was calibrated.
+
+        If there are no such images, or their scores are invalid, a warning and the model card contain the reason.
+        """
+        split = CALIBRATION_SPLIT if CALIBRATION_SPLIT in data.splits else "validation"
+        try:
+            if data.division.chooses_weights and split == "validation":
+                raise CalibrationError(f"All {len(data.splits[split]):,} validation images chose the weights.")
+            return self.calibrate(data.examples(split), describe_images(data.division, split))
+        except CalibrationError as error:
+            self.evaluator.calibration_note = f"The scores are not calibrated. {error}"
+            logger.warning(self.evaluator.calibration_note)
+            return False
 
     def choose_threshold(self, examples: TargetDataset | None = None) -> None:
         """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.

@@ -121,7 +121,6 @@ class HfViTTrainer(SafeUploads, ExactLoaders):
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
         # This filter for NaN and infinity would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
-        self.args.remove_unused_columns = False  # collators read columns that are no arguments of the model
         # These collators read columns that are not arguments of the model, such as `image`.
         if isinstance(self.data_collator, Collator | ImageTextCollator | CaptionCollator):
             self.args.remove_unused_columns = False

@@ -64,6 +64,15 @@ def test_converted_model_saves_as_hf_vit_in_the_file_or_given_dtype(folder, tmp_
     assert {parameter.dtype for parameter in HfViTModel.from_pretrained(folder).parameters()} == {torch.bfloat16}
 
 
+def test_the_load_report_names_the_converted_checkpoint(folder, caplog):
+    HfViTForImageClassification.from_pretrained(folder, num_labels=7)
+    (report,) = (message for record in caplog.records if "LOAD REPORT" in (message := record.getMessage()))
+    assert f" from: {folder}\n" in report
+    state = HfViTModel.from_pretrained(folder).state_dict()
+    HfViTForImageClassification.from_pretrained(None, config=small_config(), state_dict=state)
+    assert " from: the given weights\n" in caplog.records[-1].getMessage()
+
+
 def test_labels_are_kept_and_changed_labels_reinitialize_the_head(folder):
     for labels in ({"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}):
         model, info = HfViTForImageClassification.from_pretrained(folder, output_loading_info=True, **labels)

@@ -11,8 +11,7 @@ import transformers as hf
 from PIL import Image
 from transformers import ViTForImageClassification, ViTImageProcessor
 
-from hf_vit import cli
-from hf_vit.commands.convert import convert
+from hf_vit import cli, convert_model
 
 from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
@@ -107,7 +106,7 @@ def place(tmp_path_factory):
 def digits(place):
     """Return a model written in the style of ViT tutorials. Its converted checkpoint is in the folder `digits`."""
     source, lines = ConvolutionViT().eval(), []
-    convert(saved(source, place), place / "digits", **GELU, report=lines.append)
+    convert_model(saved(source, place), place / "digits", **GELU, report=lines.append)
     assert sum(line.endswith(" equal") for line in lines) == 2
     return source
 

@@ -92,7 +92,10 @@ def test_names_on_the_hub_are_loaded_from_there(tmp_path: Path) -> None:
     assert streets == [["sky", "road", "car"], class_map(1).tolist()]
     assert unnamed.startswith("The names of the classes are unknown. Give them as class_names")
     assert boxes == [list(NAMES), [[0, 0, 24, 12]]]
-    assert streamed == [[picture(number).tobytes().hex() for number in range(3)], [0, 1, 1]]
+    assert streamed == [
+        [picture(number).tobytes().hex() for number in range(3)],
+        [1, 0, 0],
+    ]  # in the order of the names
     assert not_streamed.startswith("There is no file or folder 'nobody/pets'.")
 
 

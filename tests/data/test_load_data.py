@@ -1,6 +1,8 @@
 """Test loading training and evaluation data: order of checks, skipped images, held-out images and sampling."""
 
 import json
+import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
+from hf_vit.data.datasets import Division
 from hf_vit.tasks.common.arguments import ClassificationArguments
-from hf_vit.tasks.common.load_data import load_evaluation_targets, load_targets
+from hf_vit.tasks.common.load_data import NotHeldOutError, load_evaluation_targets, load_targets
 from hf_vit.tasks.image_classification import open_labeled
 from hf_vit.training import HfViTTrainingArguments
 
@@ -108,6 +111,61 @@ def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_ot
         assert (name, images["file"][:]) == ("validation", trained["validation"]["file"][:])
         assert not set(images["file"]) & set(trained["train"]["file"])
         assert images["label"][:] == [label2id[Path(file).parent.name] for file in images["file"]]
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Return a data folder with 90 training images, 60 validation images and 12 test images."""
+    counts = {"train": 30, "validation": 20, "test": 4}
+    places = [f"{split}/{name}/{i}.png" for split, count in counts.items() for name in NAMES for i in range(count)]
+    write_pictures(tmp_path / "many", *places)
+    return tmp_path / "many"
+
+
+@pytest.mark.parametrize("is_held_out", [True, False])
+def test_images_that_choose_the_weights_do_not_calibrate(many, args, is_held_out):
+    if is_held_out:
+        shutil.rmtree(many / "validation")
+    data = ClassificationArguments(dataset_name=str(many), train_val_split=0.5)
+    known, open_data = Division(holds_out=True, chooses_weights=True), partial(open_labeled, str(many))
+    trained = load_targets(open_data, data, args, weights_are_chosen=True).splits
+    count = 45 if is_held_out else 60
+    assert sizes(trained) == {
+        **{"train": 45 if is_held_out else 90, "validation": (count + 1) // 2},
+        **{"test": 12, "calibration": count // 2},
+    }
+    files = {name: set(split["file"]) for name, split in trained.items()}
+    assert len(set.union(*files.values())) == sum(map(len, files.values()))
+    for split in ("validation", "calibration"):
+        _, found = load_evaluation_targets(open_data, data, split, LABEL2ID, args, known=known)
+        assert found.splits[split]["file"][:] == trained[split]["file"][:]
+    data.calibrate = False  # all validation images choose
+    assert "calibration" not in load_targets(open_data, data, args, weights_are_chosen=True).splits
+    with pytest.raises(NotHeldOutError, match=rf"All {count} held-out images .* chose the weights"):
+        load_evaluation_targets(open_data, data, "calibration", LABEL2ID, args, known=replace(known, calibrates=False))
+
+
+def test_calibration_uses_images_that_training_neither_saw_nor_reported(many, args):
+    def chosen(share: float | None, as_test: bool = False, is_known: bool = True) -> set[str]:
+        data = ClassificationArguments(dataset_name=str(many), train_val_split=share, validation_as_test=as_test)
+        known, open_data = Division(holds_out=is_known), partial(open_labeled, str(many))
+        _, found = load_evaluation_targets(open_data, data, "calibration", LABEL2ID, args, known=known)
+        files = found.splits["calibration"]["file"][:]
+        return {f"{len(files)} of {Path(file).relative_to(many).parts[0]}" for file in files}
+
+    # A validation split next to a test split is that of the user, even if training used another one as test split.
+    assert chosen(0.5, as_test=True) == chosen(0.0) == chosen(None, is_known=False) == {"60 of validation"}
+    shutil.rmtree(many / "test")
+    assert chosen(0.5, as_test=True) == {"45 of train"}
+    for share in (0.5, 0.0):
+        with pytest.raises(NotHeldOutError, match="training, except for the reported ones") as raised:
+            chosen(share)
+        assert raised.value.options == "--train_val_split 0.45 --validation_as_test true"
+    shutil.rmtree(many / "validation")
+    assert chosen(0.5) == {"45 of train"}
+    for unknown in ({"share": 0.0}, {"share": None, "is_known": False}):
+        with pytest.raises(NotHeldOutError, match=r"No images .* are known to be held out"):
+            chosen(**unknown)
 
 
 def test_scoring_training_images_is_warned_of(unsplit, args, caplog):

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from hf_vit.evaluation.calibration import (
+    CalibrationError,
     cross_fitted,
     fit_features,
     fit_missed,
     fit_scaling,
+    fit_scores,
     fit_sets,
     score_calibration,
     score_sets,
@@ -49,6 +51,60 @@ def test_logistic_scaling_is_recovered_and_undone() -> None:
     assert found == {"temperature": pytest.approx(1 / 0.6, rel=0.06), "offset": pytest.approx(-1, abs=0.06)}
     options = HfViTCalibrationConfig(**found)
     torch.testing.assert_close(undo_calibration(calibrate(logits, options), options), logits)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 100])
+@pytest.mark.parametrize("count", [20, 48, 400])
+def test_right_predictions_do_not_become_certain(count: int, num_classes: int) -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        scale = torch.rand(count, 1, generator=generator).mul(5).exp()
+        logits = scale * torch.randn(count, num_classes, generator=generator)
+        if seed == 0:  # close competitors of many images, far ones of others
+            logits = torch.cat([torch.ones(count, 1), torch.zeros(count, num_classes - 1)], dim=1)
+            logits[::2, 2:] -= 20
+        temperature = fit_scaling(logits, logits.argmax(dim=1))["temperature"]
+        assert (logits.double() / temperature).softmax(dim=1).amax(dim=1).mean() < 1 - 1 / (count + 2)
+
+
+def test_hits_alone_do_not_become_certain() -> None:
+    for count in (20, 48, 400):
+        logits = 3 * torch.randn(count, generator=torch.Generator().manual_seed(0)).double()
+        for hits, sign in ((torch.ones(count), 1), (torch.zeros(count), -1)):
+            found = fit_scaling(logits, hits, has_offset=True)
+            scores = sign * (logits / found["temperature"] + found["offset"])
+            assert 1 - 2 / count < scores.sigmoid().mean() < 1 - 1 / (count + 2)
+            assert 0.5 < found["temperature"] < 5  # hits do not determine it
+        temperature = fit_scaling(logits, (logits > 0).double())["temperature"]
+        assert (logits.abs() / temperature).sigmoid().mean() < 1 - 1 / (count + 2)
+
+
+def test_one_class_has_no_temperature() -> None:
+    assert fit_scaling(torch.randn(30, 1), torch.zeros(30).long()) == {"temperature": 1, "offset": 0}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_invalid_logits_raise_an_error(value: float) -> None:
+    logits, labels = draw(30)
+    logits[3, 2] = value
+    with pytest.raises(CalibrationError, match="Some logits are infinite or NaN"):
+        fit_scaling(logits, labels)
+
+
+def test_few_errors_are_noted_and_worse_scores_are_not_used() -> None:
+    old = HfViTCalibrationConfig(temperature=1.5)
+    logits, labels = draw(2000)
+    scaling, note = fit_scores(3 * logits, labels, False, old, "60 images")
+    assert scaling["temperature"] == pytest.approx(3, rel=0.1)
+    errors = int((logits.argmax(dim=1) != labels).sum())
+    assert note == f"The scores were calibrated on 60 images with {errors} errors."
+    few = 3 * logits, torch.cat([labels[:9], logits.argmax(dim=1)[9:]])
+    assert "With fewer than 10 errors, high scores are uncertain." in fit_scores(*few, False, old, "60 images")[1]
+    # The scores of these images are calibrated already, so that a fit on other images makes them worse.
+    scaling, note = fit_scores(*draw(40, 1), False, old, "40 images")
+    assert scaling == {"temperature": 1.5, "offset": 0}
+    assert "The scores remain as they were: on 40 images" in note
+    assert "negative log-likelihood (" in note
 
 
 def test_scores_of_detections_become_logits_with_their_hits() -> None:
@@ -98,9 +154,8 @@ def test_values_outside_the_stored_range_raise_an_error() -> None:
     found = fit_sets(*draw(20))
     known = found["coverages"], found["thr_thresholds"]
     assert max(found["coverages"]) == 0.95
-    for values in (known, ((), ())):
-        with pytest.raises(ValueError, match=r"coverage=0\.99 is not within .* Run: hf-vit calibrate"):
-            find_threshold("coverage", 0.99, *values, is_least=True)
+    with pytest.raises(ValueError, match=r"coverage=0\.99 is not within 0\.5 to 0\.95, .* on more images"):
+        find_threshold("coverage", 0.99, *known, is_least=True)
     assert find_threshold("coverage", 0.87, *known, is_least=True) == known[1][known[0].index(0.9)]
     assert find_threshold("max_missed", 0.17, (0.1, 0.15, 0.2), (0.1, 0.2, 0.3), is_least=False) == 0.2
 

@@ -62,7 +62,7 @@ def given(*pairs: str) -> list[tuple[str, str]]:
 
 # `test_invalid_numbers_raise_for_every_numeric_option` tests large negative numbers and NaN.
 LIBRARY = [
-    ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
+    ("--learning_rate -1", "learning_rate=-1.0 must be more than 0 | default is 0.001"),
     ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
     ("--max_steps 0", "max_steps=0 must be at least 1, or -1"),
     ("--dataloader_num_workers 1 --dataloader_prefetch_factor 0", "dataloader_prefetch_factor=0"),

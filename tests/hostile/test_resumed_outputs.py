@@ -23,6 +23,7 @@ from hf_vit.data.fingerprint import FEATURE_FOLDER, digest_model
 from hf_vit.data.shards import write_shard
 from hf_vit.features.files import open_split
 from hf_vit.inference.search import search_images
+from hf_vit.outputs import RECORD
 
 from ..helpers.datasets import encoded, picture, truncate, write_pictures
 from ..helpers.features import content_of, save_encoder
@@ -202,10 +203,10 @@ DAMAGES = {
     "a-number": flip,
     "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "truncated": truncate,
-    "empty": lambda file: file.write_bytes(b""),
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("command", ["predict", "features extract"])
 def test_damaged_rows_are_computed_again(
@@ -225,6 +226,16 @@ def test_damaged_rows_are_computed_again(
     assert len([record for record in caplog.records if "checksum" in record.getMessage()]) == 1
 
 
+@pytest.mark.parametrize("damage", [*DAMAGES.values()][1:], ids=[*DAMAGES][1:])
+def test_damaged_settings_are_named(damage: Change, tmp_path: Path) -> None:
+    words = resumed("features extract", save_encoder, "--use_cpu")(write_labels, keep, ())(tmp_path)
+    damage(tmp_path / "output" / "features.json")
+    with pytest.raises(SystemExit, match=r"output/features\.json is damaged: .*Remove the folder, or set a different"):
+        call_command("features extract", words)
+    with pytest.raises(ValueError, match=r"output/features\.json is damaged"):
+        open_split(tmp_path / "output", ["train"])
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_search_index_is_computed_again(
     damage: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -241,6 +252,15 @@ def test_a_damaged_search_index_is_computed_again(
     assert search_images(str(tmp_path / "model"), tmp_path / "data", "cat") == expected
     assert f"{index} does not match its checksum" in caplog.text
     assert load_file(index).keys() == content.keys()
+
+
+def test_a_damaged_list_of_checksums_only_costs_time(tmp_path: Path) -> None:
+    words = resumed("features extract", save_encoder, "--use_cpu")(write_labels, keep, ())(tmp_path)
+    before = content_of(tmp_path / "output")
+    (tmp_path / "output" / RECORD).write_bytes(b"\xff\xfe\x00\n" * 20)
+    call_command("features extract", words)
+    assert content_of(tmp_path / "output") == before
+    assert open_split(tmp_path / "output", ["train"]).labels == ["cat", "dog", "cat"]
 
 
 def test_two_writers_of_one_file_do_not_write_into_each_other(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel
-from hf_vit.commands.visualize import visualize
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTForMultiTask, HfViTModel, visualize_model
 from hf_vit.inference.export import export_model
 from hf_vit.inference.export.programs import HfViTProgram, min_grid, open_model, output_names
 from hf_vit.inference.predict import predict_files
@@ -78,7 +77,7 @@ def test_one_of_several_heads_is_used_like_a_single_task_model(workplace: Path, 
 
 def test_visualize_draws_the_predictions_of_all_heads(workplace: Path, tmp_path: Path) -> None:
     files: list[str] = []
-    visualize(str(workplace / "both"), [workplace / "image.png"], output_dir=tmp_path, report=files.append)
+    visualize_model(str(workplace / "both"), [workplace / "image.png"], output_dir=tmp_path, report=files.append)
     assert {"predictions.png", "pca.png", "image_attention.png"} <= {Path(file).name for file in files}
     list(predict_files(str(workplace / "both"), [workplace / "image.png"], picture=tmp_path / "same.png"))
     with Image.open(tmp_path / "predictions.png") as drawn, Image.open(tmp_path / "same.png") as same:

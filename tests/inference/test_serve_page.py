@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gradio
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
 import hf_vit
 from hf_vit.inference.serving.app import Limits
+from hf_vit.inference.serving.page import Panel
+from hf_vit.inference.serving.photos import PhotoStore
 from hf_vit.inference.serving.served_model import open_models
 
 from ..helpers.images import noise
@@ -39,6 +42,19 @@ def browser_page() -> Iterator[Page]:
         context.set_default_timeout(WAIT)
         yield context.new_page()
         browser.close()
+
+
+def test_the_page_shows_the_warnings_of_a_model_card(tmp_path: Path) -> None:
+    model = hf_vit.HfViTForObjectDetection(small_config())
+    draw_weights(model)
+    save_model(model, tmp_path)
+    error = '<p class="error">This model is behind &lt;mean box&gt;.</p>'
+    for card, shown in (("", ""), ("warnings:\n- This model is behind <mean box>.\n", error)):
+        (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{card}---\n")
+        (opened,) = open_models([str(tmp_path)], {"top_k": 3})
+        with gradio.Blocks():
+            title = Panel(opened, Limits(), PhotoStore(tmp_path, 10**6)).title("· 3 ms")
+        assert title.endswith(f"· 3 ms</span>{shown}")
 
 
 def test_the_page_shows_answers_overlays_attention_and_errors(tmp_path: Path) -> None:

@@ -151,8 +151,10 @@ def test_detection_uses_the_threshold_for_missed_objects(tmp_path: Path) -> None
     detect = pipeline("object-detection", model=str(tmp_path))
     photo = Image.new("RGB", (40, 30), "red")
     scores = [entry["score"] for entry in detect(photo, threshold=0.0)]
-    with pytest.raises(ValueError, match=r"max_missed=0\.1 is not within"):
+    with pytest.raises(ValueError, match=r"max_missed=0\.1 needs a calibrated model\. Run: hf-vit calibrate \S+ DATA"):
         detect(photo, max_missed=0.1)
+    with pytest.raises(ValueError, match="Save or download it, and run: hf-vit calibrate FOLDER DATA"):
+        pipeline("object-detection", model=build(type(model)), image_processor=processor)(photo, max_missed=0.1)
     middle = (scores[1] + scores[2]) / 2
     model.config.calibration_config = options_of(model, missed_shares=[0.1], missed_thresholds=[middle])
     model.save_pretrained(tmp_path)

@@ -61,7 +61,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "keypoint_config": {
         "head": "classic", "hidden_size": 256, "norm": "batch", "scale_factor": 4, "sigma": 2.0, "flip_pairs": (),
-        "skeleton": (), "oks_sigmas": None, "score_threshold": None,
+        "skeleton": (), "oks_sigmas": None, "score_threshold": None, "object_share": None,
     },
     "masked_image_modeling_config": {
         "objective": "mae", "mask_ratio": None, "mask_type": "random", "mask_unit": 1, "norm_pix_loss": True,
@@ -92,7 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "multi_task_config": {"heads": None, "learns_loss_weights": False},
     "calibration_config": {
         "enabled": True, "model_class": "", "temperature": 1.0, "offset": 0.0, "num_images": 0, "coverages": (),
-        "thr_thresholds": (), "aps_thresholds": (), "error_scale": 0.0, "missed_shares": (), "missed_thresholds": (),
+        "thr_thresholds": (), "aps_thresholds": (), "error_scale": 0.0, "missed_shares": (), "missed_thresholds": (), "fingerprint": (),
     },
 }
 # fmt: on

@@ -18,6 +18,7 @@ from hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTImageProcessor,
 )
+from hf_vit.model import task_keypoint_detection
 from hf_vit.model.image_targets import decode_boxes
 from hf_vit.model.remote_code import CUSTOM_PIPELINES
 from hf_vit.model.task_keypoint_detection import HfViTKeypointDetectionPipeline
@@ -80,6 +81,22 @@ def pipe(folder):
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
+
+
+@pytest.mark.parametrize(
+    ("share", "padding", "size"),
+    [(0.07, 1.25, " that cover 7% of their images (median)"), (None, 1.25, ""), (0.9, 1.25, None), (None, 1, None)],
+)
+def test_a_model_of_crops_warns_of_whole_images(pipe, folder, share, padding, size, monkeypatch):
+    warned = []
+    monkeypatch.setattr(task_keypoint_detection.logger, "warning_once", warned.append)
+    monkeypatch.setattr(pipe.model.options, "object_share", share)
+    monkeypatch.setattr(pipe.image_processor, "box_padding", padding)
+    pipe(photo(folder), boxes=BOXES)
+    assert not warned
+    pipe(photo(folder))
+    assert len(warned) == (size is not None)
+    assert size is None or f"this model was trained on crops of objects{size}. Pass the boxes" in warned[0]
 
 
 def photo(folder, number=0):

@@ -96,7 +96,7 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder):
     processor = HfViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False)
     collate = ImageClassificationCollator(processor)
     features = load_unlabeled_images([str(folder)])["train"]
-    reader = ImageReader(features, processor)
+    reader = ImageReader(features, range(len(features)), processor)
     read_by_features = {reader[index].file: reader[index].pixels for index in range(len(reader))}
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]

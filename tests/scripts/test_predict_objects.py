@@ -11,6 +11,7 @@ from transformers import pipeline
 
 from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, cli
 from hf_vit.inference.writers import CORNERS, WRITERS
+from hf_vit.model import task_keypoint_detection
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 
@@ -68,9 +69,13 @@ def test_predict_returns_boxes(workplace: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_predict_returns_keypoints_of_whole_images_above_the_threshold(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(task_keypoint_detection.logger, "warning_once", warned.append)
     lines = predict(workplace, capsys, "pose")
+    assert len(warned) == len(lines)
+    assert "this model was trained on crops of objects. Pass the boxes" in warned[0]
     for line, (width, height) in zip(lines, SIZES.values(), strict=True):
         (pose,) = line["poses"]
         assert pose["labels"] == NAMES

@@ -244,3 +244,11 @@ def test_add_a_task_section_lists_all_files_of_the_depth_task() -> None:
     }
     assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"
     assert len(joined) <= 10
+
+
+MOST_WORDS = 10_000
+
+
+def test_readme_files_are_short_enough_to_be_read() -> None:
+    words = (word for file in READMES for word in file.read_text().split())
+    assert sum(any(map(str.isalnum, word)) for word in words) <= MOST_WORDS

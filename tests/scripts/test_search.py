@@ -11,7 +11,6 @@ from PIL import Image
 
 import hf_vit
 from hf_vit.commands.models import search
-from hf_vit.inference.search import search_images
 
 from ..helpers.image_text_models import build_model, build_processor
 from ..helpers.models import small_config
@@ -62,23 +61,23 @@ def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, mo
     counts.clear()
     Image.new("RGB", (40, 50), "green").save(place / "photos" / "copy.png")
     Image.new("RGB", (40, 50), "white").save(place / "photos" / "white.png")
-    assert len(search_images(str(place / "model"), place / "photos", "blue", top_k=4)) == 4
+    assert len(hf_vit.search(str(place / "model"), place / "photos", "blue", top_k=4)) == 4
     assert counts == [1]  # only "white.png" is new: "copy.png" has known content
 
 
 def test_unreadable_images_pages_of_results_and_errors(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (place / "photos" / "broken.png").write_bytes(b"no image")
-    assert len(search_images(str(place / "model"), place / "photos", "red")) == 3
+    assert len(hf_vit.search(str(place / "model"), place / "photos", "red")) == 3
     assert "broken.png, which cannot be read" in caplog.text
     hf_vit.HfViTForImageClassification(small_config()).save_pretrained(place / "classes")
     hf_vit.HfViTImageProcessor.for_model(small_config()).save_pretrained(place / "classes")
     with pytest.raises(ValueError, match=r"trained for another task|no tokenizer"):
-        search_images(str(place / "classes"), place / "photos", "red")
+        hf_vit.search(str(place / "classes"), place / "photos", "red")
 
     for number in range(200):
         Image.new("RGB", (40, 50), (number, 0, 0)).save(place / "photos" / f"{number}.png")
-    search_images(str(place / "model"), place / "photos", "red", top_k=203, picture=place / "found.png")
+    hf_vit.search(str(place / "model"), place / "photos", "red", top_k=203, picture=place / "found.png")
     assert (place / "found-2.png").is_file()
     for name in ("found.xyz", "found.mp4"):
         with pytest.raises(ValueError, match=f"Pictures cannot be saved as .*{name}"):
-            search_images("no/model", place / "photos", "red", picture=place / name)
+            hf_vit.search("no/model", place / "photos", "red", picture=place / name)

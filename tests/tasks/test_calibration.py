@@ -1,13 +1,18 @@
 """Test that training and `hf-vit calibrate` store a calibration that was fitted on held-out images."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import pipeline
 
 import hf_vit
+from hf_vit import cli
+from hf_vit.evaluation import calibration
 from hf_vit.model.calibration import SIMILARITY_FILE
 from hf_vit.runs import report
 from hf_vit.training import evaluator_trainer
@@ -76,7 +81,7 @@ def test_the_command_calibrates_a_model_again_and_stores_training_features(
     call_command("calibrate", [str(plain), str(digits)])
     assert (plain / "calibration.py").is_file()
     said = capsys.readouterr().out
-    assert "fitted on 100 validation images" in said
+    assert "calibrated on 100 held-out training images" in said
     assert "measured on test images" in said
     after = json.loads((plain / "config.json").read_text())["calibration_config"]
     assert after.keys() == before.keys()
@@ -88,6 +93,101 @@ def test_the_command_calibrates_a_model_again_and_stores_training_features(
     (photo, *_) = (digits / "test" / "digit 3").iterdir()
     answer = pipeline("image-classification", model=str(plain))(str(photo), coverage=0.9, similarity=True)
     assert all(0 <= entry["similarity"] <= 1 for entry in answer)
+
+
+def calibration_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text()).get("calibration_config") or {}
+
+
+@pytest.mark.parametrize("share", ["0.25", "0.09"])
+def test_images_that_chose_the_step_do_not_calibrate(
+    share: str, digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = ("--load_best_model_at_end", "true", "--eval_strategy", "steps", "--save_strategy", "steps")
+    best += ("--eval_steps", "5", "--save_steps", "5")
+    folder = train(digits, tmp_path / "model", "--train_val_split", share, *best)
+    card = (folder / "README.md").read_text()
+    if share == "0.25":
+        assert calibration_of(folder)["num_images"] == 50
+        assert "calibrated on 50 held-out training images that did not choose the weights" in card
+        return
+    reason = "The scores are not calibrated. All 36 validation images chose the weights."
+    assert reason in card
+    assert reason in caplog.text
+    assert not calibration_of(folder)
+    assert "expected calibration error" not in card
+    with pytest.raises(SystemExit, match=r"All 36 held-out images .* chose the weights.* --train_val_split 0\.1 "):
+        call_command("calibrate", [str(folder), str(digits)])
+
+
+def test_a_calibration_needs_held_out_images(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error contains a training command that works, and whose model can be calibrated."""
+    folder = train(digits, tmp_path / "model", "--train_val_split", "0")
+    with pytest.raises(SystemExit, match="no split 'validation'"):
+        call_command("calibrate", [str(folder), str(digits), "--split", "validation"])
+    with pytest.raises(SystemExit, match=r"No images .* are known to be held out") as raised:
+        call_command("calibrate", [str(folder), str(digits)])
+    with pytest.raises(SystemExit, match="split='train' selects images that the model was trained on"):
+        call_command("calibrate", [str(folder), str(digits), "--split", "train"])
+    (command,) = re.findall(r"hf-vit (train .*? --output_dir \S+)\. ", str(raised.value))
+    assert "--train_val_split 0.1 " in command
+    cli.main(shlex.split(command))
+    capsys.readouterr()
+    plain = json.loads((Path(f"{folder}-held-out") / "config.json").read_text()) | {"calibration_config": None}
+    (Path(f"{folder}-held-out") / "config.json").write_text(json.dumps(plain))
+    capsys.readouterr()
+    # The error of a pipeline contains a command that works, too.
+    (photo, *_) = (digits / "test" / "digit 3").iterdir()
+    with pytest.raises(ValueError, match="needs a calibrated model") as refused:
+        pipeline("image-classification", model=f"{folder}-held-out")(str(photo), coverage=0.9)
+    cli.main(shlex.split(str(refused.value).partition("Run: hf-vit ")[2]))
+    assert "calibrated on 40 held-out training images" in capsys.readouterr().out
+    assert pipeline("image-classification", model=f"{folder}-held-out")(str(photo), coverage=0.9)
+
+    # The test images can be named. The card then says that its scores are those of the same images.
+    call_command("calibrate", [str(folder), str(digits), "--split", "test"])
+    assert "calibrated on 360 test images" in capsys.readouterr().out
+    assert "The scores above were measured on the same images" in (folder / "README.md").read_text()
+    assert calibration_of(folder)["num_images"] == 360
+
+
+def test_reported_validation_images_calibrate_only_if_they_are_named(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(digits / "train", data / "train")
+    shutil.copytree(digits / "test", data / "validation")
+    folder = train(data, tmp_path / "model", "--train_val_split", "0")
+    with pytest.raises(SystemExit, match=r"except for the reported ones.* --validation_as_test true") as raised:
+        call_command("calibrate", [str(folder)])
+    (command,) = re.findall(r"hf-vit (train .*? --output_dir \S+)\. ", str(raised.value))
+    cli.main(shlex.split(command))
+    call_command("calibrate", [f"{folder}-held-out"])
+    assert "calibrated on 40 held-out training images" in capsys.readouterr().out
+    # With a test split, the validation split is that of the user.
+    (data / "validation").rename(data / "test")
+    shutil.copytree(data / "test", data / "validation")
+    call_command("calibrate", [f"{folder}-held-out"])
+    assert "calibrated on 360 validation images" in capsys.readouterr().out
+    shutil.rmtree(data / "test")
+    call_command("calibrate", [str(folder), "--split", "validation"])
+    assert "calibrated on 360 validation images" in capsys.readouterr().out
+    assert "The scores above were measured on the same images" in (folder / "README.md").read_text()
+
+
+def test_scores_remain_if_cross_fitting_finds_them_worse(
+    trained: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder)
+    before = calibration_of(folder)
+    monkeypatch.setattr(calibration, "cross_fitted", lambda logits, *_: 9 * logits)
+    call_command("calibrate", [str(folder), str(digits)])
+    assert "The scores remain as they were: on 100 held-out training images" in capsys.readouterr().out
+    assert calibration_of(folder)["temperature"] == before["temperature"]
+    assert "cross-fitting found a worse expected calibration error" in (folder / "README.md").read_text()
 
 
 def test_fine_tuning_starts_without_the_calibration(trained: Path, digits: Path, tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_crops_flip_pairs_and_skeleton_are_those_of_the_options_and_the_data(fig
         assert (processor.do_affine_crop, processor.box_padding) == (True, padding)
         whole = [0.0, 0.0, *map(float, example["image"].size)]
         assert (example["box"].tolist() == whole) == ("--whole_image" in options)
+        share = trainer.model.options.object_share  # the pipeline compares it with whole images
+        assert share == 1 if "--whole_image" in options else 0.05 < share < 0.5
     trainer = make_trainer("keypoint_detection", figures, tmp_path, "--flip_pairs", "top,left_foot")
     options = trainer.model.options
     assert [list(pair) for pair in options.flip_pairs] == [[0, 1]]

@@ -154,7 +154,7 @@ def test_options_that_do_not_go_together(tables: Path, tmp_path: Path) -> None:
         ("flags", "--classification_loss bce", "classification_loss=bce"),
         ("class", "--class_weights nowhere.json", "must be balanced, sqrt, none or a JSON file"),
         ("class", "--balanced_sampling true --repeated_augmentations 2", "repeated_augmentations=2"),
-        ("names", "--streaming true --balanced_sampling true", "which are unknown for a stream"),
+        ("names", "--streaming true --balanced_sampling true", "the labels of a stream are unknown"),
         ("names", "--streaming true --problem_type regression", "Streamed data supports one label per image"),
         ("class", "--problem_type regression", "are not numbers"),
     ):

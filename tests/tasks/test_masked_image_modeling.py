@@ -257,7 +257,7 @@ def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> 
     for options, message in (
         ("--streaming true", steps),
         ("--streaming true --max_steps 9 --eval_strategy no", r"Set --save_strategy steps\."),
-        ("--streaming true --max_train_samples 5", "max_train_samples=5 is not supported for streams"),
+        ("--streaming true --max_train_samples 5", "streaming=True and max_train_samples=5 exclude each other"),
         ("--shuffle_buffer_size 0", "shuffle_buffer_size=0 must be at least 1"),
         ("--dataset_name photos,", "dataset_name='photos,' has a comma with no name before or after it"),
         ("--max_knn_samples -1", "max_knn_samples=-1 must be at least 0"),

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from hf_vit import (
     HfViTImageProcessor,
     HfViTModel,
 )
+from hf_vit.convert.model_card import read_card_data
 from hf_vit.data.augmentation.datasets import AugmentedDataset
 from hf_vit.data.augmentation.multi_task import MultiTaskDataset, TaskSampler
 from hf_vit.model.task_configurations import TASK_CONFIGS
@@ -111,6 +113,9 @@ def test_all_heads_are_trained_reported_and_open_alone(trained: Path, places: di
     assert "| rooms abs_rel |" in card
     assert "| cells map_50 |" in card
     assert "![rooms: Image, truth and prediction](rooms/" in card
+    warnings = read_card_data(str(trained)).get("warnings")
+    assert any(re.fullmatch(r"cells: Only \d+ of \d+ objects are found \(.*\)\.", text) for text in warnings)
+    assert warnings[-1].startswith("12 steps are too few to train a model from scratch.")
     weights = json.loads((trained / "checkpoint-12" / "loss_weights.json").read_text())
     assert {name: len(norms) for name, norms in weights.items()} == dict.fromkeys(HEADS, NUM_MEASURED)
     assert "parameters for several tasks: rooms (depth estimation), cells (object " in card

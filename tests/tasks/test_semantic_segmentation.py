@@ -12,7 +12,14 @@ import torch
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, pipeline
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTImageProcessor,
+    evaluate,
+)
+from hf_vit.convert.model_card import read_card_data
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
 from hf_vit.tasks.common.class_weights import choose_weights
 from hf_vit.tasks.common.models import load_model
@@ -97,9 +104,15 @@ def test_segmentation_starts_from_the_encoder_of_a_classifier(
     saved = save(source, tmp_path / "classifier")
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, *NO_CHANGE]
     train(TASK, scenes, tmp_path / "out", *options)
-    (warned,) = (record.getMessage() for record in caplog.records if "is behind" in record.getMessage())
-    assert "most frequent class of each pixel in" in warned
-    assert warned in (tmp_path / "out" / "README.md").read_text()
+    behind, failed, short = warnings = read_card_data(str(tmp_path / "out")).get("warnings")
+    assert "This model is behind most frequent class of each pixel in" in behind
+    assert re.fullmatch(r"IoU is 0 for [12] of 3 classes: '.*'\.", failed)
+    assert short == "3 steps are too few to train a new head. Set --max_steps 100, or increase --minutes."
+    assert [record.getMessage() for record in caplog.records][-3:] == warnings
+    assert "\n\n".join(warnings) in (tmp_path / "out" / "README.md").read_text()
+    lines: list[str] = []
+    evaluate(tmp_path / "out", scenes, report=lines.append, output_dir=tmp_path / "scores", use_cpu=True)
+    assert lines[0].startswith(f"{failed}\n5 validation images: loss")
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     assert model.config.id2label == dict(enumerate(NAMES))
     assert (model.options.head, model.options.norm) == ("linear", "layer")

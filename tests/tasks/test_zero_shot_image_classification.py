@@ -240,13 +240,13 @@ def test_a_batch_has_an_image_once_and_the_loss_of_the_model(workplace: Path, tm
 
 
 def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
-    own_tokens = "--tokenizer_name name has its own vocabulary and size. Remove --vocab_size 300"
+    own_tokens = "vocab_size=300 and tokenizer_name='name' exclude each other: the tokenizer has its own vocabulary"
     of_a_class = "'a photo'. Each template needs one {} for the class name"
     saved = ["--model_name_or_path", str(workplace / "pairs"), "--max_text_length", "9"]
     colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]
     for options, message in (
         (["--freeze_vision"], "--freeze_vision would freeze an untrained tower"),
-        (["--text_preset", "gigantic"], "text_preset='gigantic' is unknown"),
+        (["--text_preset", "gigantic"], "invalid choice: 'gigantic'"),
         (["--tokenizer_name", "name"], own_tokens),
         (["--dataloader_drop_last", "false"], "could put an image into a batch twice"),
         (["--prompt_templates", "a photo"], of_a_class),

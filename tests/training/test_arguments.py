@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from hf_vit import HfViTForImageClassification
+from hf_vit.options.library import options_of
 from hf_vit.options.resolve import build, resolve
 from hf_vit.options.training_arguments import usable_cores
-from hf_vit.tasks import ImageClassification
+from hf_vit.tasks import TASKS, ImageClassification
 from hf_vit.tasks.common.arguments import ClassificationArguments
 from hf_vit.tasks.common.models import load_model
 from hf_vit.training import HfViTTrainingArguments
@@ -185,11 +186,33 @@ def test_values_from_python_keep_their_types(name: str, value: Any, expected: An
         ({"bce_target_threshold": 0.0}, r"bce_target_threshold=0\.0 requires --classification_loss bce"),
         ({"classification_loss": "bce", "bce_target_threshold": 1.0}, r"=1\.0 must lie in \[0, 1\)"),
         ({"repeated_augmentations": 0}, "repeated_augmentations=0 must be at least 1"),
+        # Options that exclude each other
+        ({"streaming": True, "minutes": 5}, r"streaming=True and minutes=5\.0 exclude each other: a time budget"),
+        (
+            {"mixup_alpha": 0.2, "cached_views": 2},
+            r"mixup_alpha=0\.2 and cached_views=2 exclude .* Remove one of the two",
+        ),
+        ({"teacher": "folder", "cached_views": 2}, "the teacher needs the images"),
+        ({"torch_compile_backend": "eager", "cached_views": 2}, "torch_compile=True and cached_views=2 exclude"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(ImageClassification.argument_types(), {**PLACES, **values})
+
+
+def test_options_without_effect_exclude_no_others() -> None:
+    for values in (
+        {"mixup_alpha": 0.0, "repeated_augmentations": 1, "torch_compile": False, "cached_views": 2},
+        {"mixup_alpha": 0.2, "cached_views": 0},
+    ):
+        build(ImageClassification.argument_types(), {**PLACES, **values})
+
+
+def test_conflicts_name_options() -> None:
+    known = options_of(*(kind for task in TASKS.values() for kind in task.argument_types()))
+    conflicts = {other for metadata in known.values() for other in metadata["conflicts"]}
+    assert {"cached_views", "model_name_or_path", "tokenizer_name"} <= conflicts <= known.keys()
 
 
 def processor_of(**options: Any) -> Any:

@@ -19,6 +19,7 @@ from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers import distributed, trainings
+from ..helpers.datasets import write_class_folders
 from ..helpers.models import TRAINING_CASES, Comparing, small_config
 from ..helpers.processes import ROOT
 from ..helpers.references import assert_close
@@ -235,6 +236,27 @@ def test_every_configuration_starts_what_its_name_says_and_says_how_it_is_used_a
         assert found["mixed_precision"] == ("no" if name == "one_cpu" else "bf16")
     found = read("two_nodes", "--machine_rank", "1", "--main_process_ip", "10.0.0.1")
     assert (found.machine_rank, found.main_process_ip, found.num_machines) == (1, "10.0.0.1", 2)
+
+
+@pytest.mark.parametrize("way", ["option", "launcher"])
+def test_fsdp_on_cpus_is_refused_because_the_trainer_would_ignore_it(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # transformers sets this variable
+    if way == "launcher":
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"FSDP requires GPUs, .* train with DDP"):
+        HfViTTrainingArguments("out", use_cpu=True, fsdp=way == "option")
+
+
+def test_two_processes_with_fsdp_on_a_cpu_end_at_once_with_the_reason(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "photos", ["cat", "dog"])
+    words = ["image-classification", str(tmp_path / "photos"), "--output_dir", str(tmp_path / "out"), "--fsdp", "true"]
+    launcher = distributed.launch("--nproc_per_node", "2", "-m", "hf_vit", "train", *words, folder=tmp_path)
+    distributed.finish(launcher, tmp_path, returncode=1)
+    said = (tmp_path / "output.txt").read_text()
+    assert re.search(r"^\S+: FSDP requires GPUs, but this process uses the CPU\. Remove --fsdp", said, re.MULTILINE)
+    assert not (tmp_path / "out").exists()
 
 
 def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

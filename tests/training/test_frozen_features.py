@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,19 @@ def test_an_interrupted_extraction_keeps_whole_files(
     assert {file: file.read_bytes() for file in cache.rglob("*.arrow")} == contents
 
 
+def test_the_progress_bar_of_an_extraction_ends_at_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 24)  # does not divide the number of images
+    train_digits(tmp_path, max_steps=1, disable_tqdm=False)
+    count = 2 * NUM_TRAIN
+    assert re.findall(r"Features: +(\d+)%\|[^|]*\| (\d+)/(\d+) ", capsys.readouterr().err)[-1] == (
+        "100",
+        str(count),
+        str(count),
+    )
+
+
 @pytest.mark.parametrize("damage", ["number", "zeros", "truncated"])
 def test_damaged_features_are_computed_again(
     damage: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -250,10 +264,37 @@ def test_float16_cache_halves_the_size_and_reports_its_error(cache: Path, tmp_pa
     [
         ({"trainable_blocks": None}, "no block of the model is frozen"),
         ({"trainable_blocks": 3}, "no block of the model is frozen"),
-        ({"repeated_augmentations": 2}, "Set it to 1"),
-        ({"progressive_sizes": [16, 28]}, "Remove mixup"),
+        ({"repeated_augmentations": 2}, "a step needs several views"),
+        ({"progressive_sizes": [16, 28]}, "the images change in each step"),
     ],
 )
 def test_options_incompatible_with_cached_views_raise(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"cached_views=2 .*{reason}"):
         train_digits(tmp_path, **options)
+
+
+class Brighten:
+    """Batch transform of the images or, if features are stored, of nothing."""
+
+    def __init__(self, supports: bool | None) -> None:
+        if supports is not None:
+            self.supports_stored_features = supports
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        return batch
+
+
+@pytest.mark.parametrize("supports", [True, False, None])
+def test_batch_transforms_declare_whether_they_support_stored_features(supports: bool | None, tmp_path: Path) -> None:
+    def trainer() -> HfViTTrainer:
+        config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
+        return HfViTTrainer(
+            model=HfViTForImageClassification(config),
+            args=HfViTTrainingArguments(str(tmp_path), **OPTIONS),
+            train_dataset=AugmentedDataset(load_digits()["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+            data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
+            batch_transforms=[Brighten(supports)],
+        )
+
+    with nullcontext() if supports else pytest.raises(ValueError, match=r"cached_views=2 .*batch transforms change"):
+        assert len(trainer().batch_transforms.transforms) == 1

@@ -472,7 +472,7 @@ def test_persistent_workers_do_not_reuse_another_evaluation_dataset(tmp_path: Pa
     ("options", "message"),
     [
         (["--max_steps", "-1"], "has no known length.* Set --max_steps, --save_strategy steps"),
-        (["--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
+        (["--max_train_samples", "5"], "streaming=True and max_train_samples=5 exclude each other"),
         (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] requires --streaming"),
         ([*STREAM_STEPS, "--class_names", "a,b"], "has the label 2, which is not one of the 2 classes 'a', 'b'"),
     ],

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.commands.visualize import PHOTO_DRAWINGS, Inspection, encode_words, kinds_of, open_for_inspection
+from hf_vit.inference.visualization import PHOTO_DRAWINGS, Inspection, encode_words, kinds_of, open_for_inspection
 from hf_vit.model.embeddings import sincos_position_embeddings
 from hf_vit.outputs import RECORD
 from hf_vit.training import whole_image_processor

@@ -1,4 +1,12 @@
-"""Export of a model to a folder with the program and all files that are required to run it."""
+"""Export a saved model to ONNX, OpenVINO, torch.export or ExecuTorch, with dynamic batch and image sizes.
+
+The exported program is compared with the model at three batch sizes and three image sizes that were not used for
+tracing. If any output differs, nothing is written.
+
+Examples:
+    hf-vit export outputs/photos --format onnx --output_dir outputs/photos-onnx
+    hf-vit export outputs/cells --format openvino --output_dir outputs/cells-openvino
+"""
 
 import json
 import os
@@ -49,7 +57,7 @@ def export_model(
     report: Callable[[str], None] = print,
     **kwargs: Any,
 ) -> Path:
-    """Exports a saved model with dynamic batch and image size, as `hf-vit export` does.
+    """Exports a saved model with dynamic batch and image size. Equivalent to `hf-vit export`.
 
     The program is run at three batch sizes and three image sizes that were not traced. The folder is written only if
     all outputs are equal to those of the model, within 1e-4 of the largest value.

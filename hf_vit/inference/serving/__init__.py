@@ -22,7 +22,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 
 
 def serve_models(
-    models: Sequence[str],
+    models: str | Sequence[str],
     *,
     host: str = "127.0.0.1",
     port: Annotated[int, PORT] = 8000,
@@ -40,7 +40,7 @@ def serve_models(
     head: str | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Serve models until the process receives SIGTERM or SIGINT, which finishes all running requests first.
+    """Serve models until SIGTERM or SIGINT, and finish all running requests. Equivalent to `hf-vit serve`.
 
     Args:
         models: Folders of saved models, or names on the Hub. The first is the default of requests.
@@ -67,6 +67,7 @@ def serve_models(
         OSError: if a model does not exist, or the port is in use.
         ValueError: if a model is not supported, two models have the same name, or the token or a host is invalid.
     """
+    models = [models] if isinstance(models, str) else models
     options: Any = {"optimize": optimize, "trust_remote_code": trust_remote_code, "head": head}
     hosts = find_hosts(host, allowed_hosts or (), token)
     check_packages("hf-vit serve", *PACKAGES, extra="serve")

@@ -250,9 +250,16 @@ def error_response(error: StarletteHTTPException) -> JSONResponse:
 
 
 def show_error(_: Request, error: Exception) -> Response:
-    """Return the response for an HTTP error."""
-    assert isinstance(error, StarletteHTTPException)
+    """Return the response for an error that a handler or a check of the request has raised."""
+    if isinstance(error, RequestValidationError):
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors())
+        error = HTTPException(422, f"The request is invalid: {faults}.")
+    elif not isinstance(error, StarletteHTTPException):
+        error = HTTPException(500, "The server failed. See its log.")
     return error_response(error)
+
+
+HANDLERS: dict[Any, Any] = dict.fromkeys((StarletteHTTPException, RequestValidationError, Exception), show_error)
 
 
 def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token: str | None = None) -> FastAPI:
@@ -269,24 +276,13 @@ def build_app(models: Sequence[ServedModel], limits: Limits | None = None, token
                 running.enter_context(thread)
             yield
 
-    app = FastAPI(title="hf-vit", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="hf-vit", lifespan=lifespan, redoc_url=None, exception_handlers=HANDLERS)
     endpoint, metrics = Endpoint(models, limits), Metrics(models)
     app.add_api_route("/v1/predict", endpoint.predict, methods=["POST"])
     docs = {"requestBody": {"content": EMBEDDING_BODY}}
     app.add_api_route("/v1/embeddings", endpoint.embed, methods=["POST"], openapi_extra=docs)
     app.add_api_route("/health", endpoint.health)
     app.add_api_route("/metrics", metrics.show, include_in_schema=False)
-
-    app.add_exception_handler(StarletteHTTPException, show_error)
-
-    @app.exception_handler(RequestValidationError)
-    def show_invalid(_: Request, error: RequestValidationError) -> Response:
-        faults = "; ".join(f"{fault['loc'][1]}: {fault['msg']}" for fault in error.errors())
-        return error_response(HTTPException(422, f"The request is invalid: {faults}."))
-
-    @app.exception_handler(Exception)
-    def show_failure(_: Request, error: Exception) -> Response:
-        return error_response(HTTPException(500, "The server failed. See its log."))
 
     app.add_middleware(Guard, limits=limits, token=token, metrics=metrics)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(limits.hosts), www_redirect=False)

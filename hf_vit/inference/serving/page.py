@@ -19,8 +19,8 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from matplotlib import colormaps
 from PIL import Image, ImageDraw
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from ...convert.model_card import WARNINGS, read_card_data
 from ...visualize.attention import attention_maps
 from ...visualize.colors import segmentation_palette
 from ...visualize.dense import DEPTH_COLORS, INVERSE_DEPTH_COLORS
@@ -28,7 +28,7 @@ from ...visualize.figures import as_picture
 from ...visualize.inspection import Inspection, open_for_inspection
 from ...visualize.patches import overlay_heat
 from ..writers import labels_of
-from .app import Limits, build_app, show_error
+from .app import HANDLERS, Limits, build_app
 from .batching import QueueFullError
 from .photos import PICTURE, Photo, PhotoStore
 from .served_model import ServedModel, find_image_error, make_inputs
@@ -80,8 +80,15 @@ class Panel:
         self.outputs = [self.heading, self.slider, self.table, self.attention]
 
     def title(self, note: str = "") -> str:
-        """Return the heading as HTML: name of the model, its task, and a note."""
-        return f'<h3>{html.escape(self.model.name)}</h3><span class="quiet">{self.model.task} {note}</span>'
+        """Return the heading as HTML: name of the model, its task, a note, and the warnings of its card."""
+        name = html.escape(self.model.name)
+        return f'<h3>{name}</h3><span class="quiet">{self.model.task} {note}</span>{self.warnings}'
+
+    @cached_property
+    def warnings(self) -> str:
+        """Warnings in the card of the model as HTML."""
+        sentences = read_card_data(self.model.source).get(WARNINGS) or []
+        return "".join(f'<p class="error">{html.escape(str(text))}</p>' for text in sentences)
 
     def decode(self, photo: bytes) -> Image.Image:
         """Return the decoded photo."""
@@ -212,7 +219,7 @@ def add_page(models: Sequence[ServedModel], limits: Limits, app: FastAPI) -> tup
     app.add_api_route("/gradio_api/upload", upload, methods=["POST"], include_in_schema=False)
     options = {"theme": gr.themes.Default(primary_hue="blue"), "css": STYLE, "footer_links": [], "run_history": False}
     checks = [Depends(make_check(store))]
-    checked = {"dependencies": checks, "exception_handlers": {StarletteHTTPException: show_error}, "openapi_url": None}
+    checked = {"dependencies": checks, "exception_handlers": HANDLERS, "openapi_url": None}
     gr.mount_gradio_app(app, page, "/", ssr_mode=False, mcp_server=False, app_kwargs=checked, **options)
     return vars(app.routes[-1])["app"], store
 

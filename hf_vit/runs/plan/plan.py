@@ -13,15 +13,13 @@ import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
-from ...options.library import options_of
+from ...options.library import conflicting_options, options_of
 from ...options.recipe import savable_values
 from ...options.training_arguments import HfViTTrainingArguments
 from ...processes import on_first_process
 from ...tasks.base import Task
-from ...tasks.common.arguments import StreamArguments
 from ...tasks.common.defaults import (
     TOO_FEW_STEPS,
-    UNSTORED,
     Options,
     Size,
     choose,
@@ -48,6 +46,8 @@ FRESH_SECONDS = 60.0  # a process older than this, in seconds, was not started f
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
+# If the user gives one of these options, which set the trained parts, features are not stored by default.
+FROZEN_BY = {"trainable_blocks", "freeze", "lora_rank", "use_muon", "cached_views"}
 # Environment variables that launchers set, and the equivalent options
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
 
@@ -63,7 +63,7 @@ class Planner:
         has_recipe: Whether a recipe is given.
 
     Raises:
-        ValueError: If a time budget is given together with a number of steps or epochs, or for a stream.
+        ValueError: If a time budget is given together with a number of steps or epochs.
     """
 
     def __init__(
@@ -81,16 +81,13 @@ class Planner:
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
         launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
         self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.options.preset or "", ())}
+        # Options that change images in each step, so that features cannot be stored
+        self.unstored = conflicting_options("cached_views", *task.argument_types())
         self.overrides: Options = task.options.config_overrides or {}
         if args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
                 f"--minutes {args.minutes:g} determines the number of steps, so --{lengths[0]} "
                 f"{given.get(lengths[0])} cannot be given as well. Remove one of the two options."
-            )
-        if args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
-            raise ValueError(
-                f"--minutes {args.minutes:g} requires a known number of images, which a stream does not have. "
-                "Use --max_steps instead."
             )
 
     @property
@@ -132,7 +129,9 @@ class Planner:
 
     def choose(self, task: Task, args: HfViTTrainingArguments, facts: Facts, **known: Any) -> Options:
         """Return the chosen options. `known` contains values that are already fixed, such as size, steps or batch."""
-        return choose(task.find_defaults(args), facts, self.given, self.overrides, **known)
+        chosen = choose(task.find_defaults(args), facts, self.given, self.overrides, **known)
+        changing = self.unstored if known.get("views") else ()
+        return {name: value for name, value in chosen.items() if name not in changing}
 
     def minutes(self, facts: Facts) -> float | None:
         """Return the time budget in minutes, None without a budget."""
@@ -174,15 +173,14 @@ class Planner:
         needed = needed_steps(table, facts)
         num_chosen = count_choosing_images(run, needed * batch)
         num_scored = round(passes * facts.num_scored) + num_chosen
-        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
         trained, most_bytes = facts.num_images or 0, 10**9 * args.cache_gigabytes
-        of_data = num_scored, num_validated, num_probed * table.probes
-        budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
+        num_probed = min(MOST_IMAGES, trained) if facts.start == "backbone" and table.probes else 0
+        of_data = num_scored, num_validated, num_probed, self.seconds, trained, batch, most_bytes
+        budget = Budget(60 * minutes, *of_data)
         seconds = TIMING_SHARE * budget.seconds / 4
 
-        frozen: Options = {}
-        kept = table.stores  # number of last blocks that are trained, None for all
-        unstored = UNSTORED - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
+        frozen, kept = dict[str, Any](), table.stores  # `kept`: number of last blocks that are trained, None for all
+        unstored = self.unstored | FROZEN_BY - ({"trainable_blocks"} if args.trainable_blocks == kept else set())
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and unstored.isdisjoint(self.given)
         # Number of stored views of each image in timing runs
         views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))
@@ -215,14 +213,14 @@ class Planner:
         if choice.steps < least:
             raise ValueError(
                 f"--minutes {minutes:g} is too short: {choice.steps} steps of {choice.pace.step:.3g} s fit, and at "
-                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
-                f"{LEAST_STEPS}."
+                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps {LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
         chosen = self.choose(task, args, facts, batch=batch, **known) | frozen
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
-        warn_of_few_steps(task, choice.steps)
+        for sentence in describe_few_steps(task, choice.steps):
+            logger.warning(sentence)
         self.budget = budget, choice.pace
         return chosen
 
@@ -285,10 +283,15 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     )
 
 
-def warn_of_few_steps(task: Task, steps: int) -> None:
-    """Warn if training from scratch has too few steps."""
-    if task.options.model_name_or_path is None and steps < TOO_FEW_STEPS:
-        logger.warning(
+def describe_few_steps(task: Task, steps: int) -> list[str]:
+    """Return a sentence if there are too few steps to train a model from scratch or a new head, else no sentence."""
+    start, needed = find_start(task)[0], task.defaults.tuned_steps
+    if start == "scratch" and steps < TOO_FEW_STEPS:
+        return [
             f"{steps} steps are too few to train a model from scratch. Set --max_steps {task.defaults.steps} or "
             "--minutes 10, or start from a trained model with --model_name_or_path."
-        )
+        ]
+    # A head that starts as a linear probe needs few steps.
+    if start == "backbone" and not task.defaults.probes and steps < needed / 2:
+        return [f"{steps} steps are too few to train a new head. Set --max_steps {needed}, or increase --minutes."]
+    return []

@@ -1,7 +1,7 @@
 """Options for the model and the images, shared by several tasks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,6 +10,7 @@ from ...data.reading.files import split_names
 from ...data.reading.label_values import MULTI, SINGLE, ProblemType
 from ...model.configuration_hf_vit import PRESETS
 from ...options.field import (
+    CHANGES_IMAGES,
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
@@ -128,6 +129,7 @@ class TaskArguments(SourceArguments):
         "or small with --choose_defaults false.",
         essential=True,
         synonyms="arch architecture model_size",
+        conflicts={"model_name_or_path": "the saved model already has a size"},
     )
     image_size: int | tuple[int, int] | None = model_option(
         None,
@@ -150,6 +152,7 @@ class TaskArguments(SourceArguments):
     whiten_patches: bool = model_option(
         False,
         "Initialize the patch embedding of a new model by whitening training patches, which speeds up learning.",
+        conflicts={"model_name_or_path": "the saved model has a trained patch embedding"},
     )
     calibrate: bool = model_option(
         True,
@@ -157,21 +160,12 @@ class TaskArguments(SourceArguments):
         "images, because scores are not reported on the images used for calibration.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
+    chooses_weights: bool = field(init=False, default=False)  # whether scores of all heads choose the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable requires check_images=True. Change one of the two options.")
-        if self.model_name_or_path is not None and self.whiten_patches:
-            raise ValueError(
-                "--whiten_patches initializes the patch embedding of a new model, but --model_name_or_path "
-                f"{self.model_name_or_path} has a trained one. Remove one of the two options."
-            )
-        if self.model_name_or_path is not None and self.preset is not None:
-            raise ValueError(
-                f"--preset {self.preset} sets the size of a new model, but --model_name_or_path "
-                f"{self.model_name_or_path} already has a size. Remove one of the two options."
-            )
 
     def overrides(self) -> dict[str, Any]:
         """Return the configuration fields to override: `config_overrides`, `image_size` and the head options.
@@ -225,6 +219,11 @@ class StreamArguments(TaskArguments):
         "Stream training images instead of loading them first; requires --max_steps, --save_strategy steps and "
         "--eval_strategy steps or no. If evaluation images are remote or held out, --max_eval_samples (by default "
         "1000) of them are evaluated.",
+        conflicts={
+            "max_train_samples": "the length of a stream is unknown",
+            "minutes": "a time budget requires a known number of images. Use --max_steps instead",
+            "cached_views": "the images of a stream are not numbered",
+        },
     )
     shuffle_buffer_size: int = training_images_option(
         1000, "Number of images in the shuffle buffer of a stream, per process.", COUNT
@@ -234,14 +233,6 @@ class StreamArguments(TaskArguments):
         "Let each process read separate shards of a stream. If false, the first process reads for all processes, "
         "which is slower, but gives the same batches for any number of processes.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.streaming and self.max_train_samples is not None:
-            raise ValueError(
-                f"max_train_samples={self.max_train_samples} is not supported for streams, because their length is "
-                "unknown. Remove it, or --streaming."
-            )
 
 
 @dataclass
@@ -298,6 +289,7 @@ class ClassificationArguments(StreamArguments):
         "MixUp: blend pairs of images with random weights from Beta(alpha, alpha) (DeiT: 0.8); 0 disables MixUp.",
         NOT_NEGATIVE,
         synonyms="mixup",
+        conflicts=CHANGES_IMAGES,
     )
     cutmix_alpha: float = regularization_option(
         0.0,
@@ -305,6 +297,7 @@ class ClassificationArguments(StreamArguments):
         "Beta(alpha, alpha) (DeiT: 1); 0 disables CutMix.",
         NOT_NEGATIVE,
         synonyms="cutmix",
+        conflicts=CHANGES_IMAGES,
     )
     mixing_probability: float = regularization_option(1.0, "Probability of MixUp or CutMix per batch.", PROBABILITY)
     mixing_off_share: float = regularization_option(
@@ -325,11 +318,16 @@ class ClassificationArguments(StreamArguments):
         "training images. The final weights of the classifier are interpolated with those of the probe.",
     )
     token_drop_rate: float = regularization_option(
-        0.0, "Share of patches that are dropped from each training image.", SHARE_LEFT_OUT
+        0.0,
+        "Share of patches that are dropped from each training image.",
+        SHARE_LEFT_OUT,
+        conflicts=CHANGES_IMAGES,
     )
     class_weights: str | None = class_weights_option()
     balanced_sampling: bool = regularization_option(
-        False, "Draw training images so that all classes are equally frequent; images of rare classes repeat."
+        False,
+        "Draw training images so that all classes are equally frequent; images of rare classes repeat.",
+        conflicts={"streaming": "the labels of a stream are unknown"},
     )
 
     def __post_init__(self) -> None:
@@ -343,10 +341,10 @@ class ClassificationArguments(StreamArguments):
                 f"class_names={self.class_names!r} requires --streaming. Without a stream, the class names are read "
                 "from the data. Remove class_names."
             )
-        if self.streaming and (self.balanced_sampling or self.class_weights in CLASS_POWERS):
+        if self.streaming and self.class_weights in CLASS_POWERS:
             raise ValueError(
-                f"balanced_sampling={self.balanced_sampling} and class_weights={self.class_weights} require the "
-                "labels of all images, which are unknown for a stream. Remove both, or set class_weights to a file."
+                f"class_weights={self.class_weights} requires the labels of all images, which are unknown for a "
+                "stream. Remove it, or set class_weights to a file."
             )
         if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(

@@ -292,14 +292,6 @@ MULTI_TASK = replace(DEPTH, head=lambda facts, width: {}, augmentation=lambda fa
 
 # Rules that choose the options of a run
 
-# Augmentations that are drawn anew in each step, so that they cannot be used with stored features
-MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")
-# If the user gives one of these options, features are not stored by default.
-UNSTORED = {
-    *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
-    *("multi_scale", "progressive_sizes", "repeated_augmentations", "teacher"),
-    *MIXED,
-}
 # Options that select a different kind of head, for which the default head options are not suitable
 HEAD_OPTIONS = {"head", "decoder", "objective", "text_model_name_or_path", "text_preset"}
 
@@ -348,8 +340,7 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # remove augmentations that are drawn in each step, which stored features do not support
-        chosen = {name: value for name, value in chosen.items() if name not in MIXED}
+    if views:
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
 

@@ -21,7 +21,9 @@ class DistillationArguments(Options):
     """Options of distillation."""
 
     teacher: str | None = teacher_option(
-        None, "Trained model of any library from which the model also learns: a folder, or a name on the Hub."
+        None,
+        "Trained model of any library from which the model also learns: a folder, or a name on the Hub.",
+        conflicts={"cached_views": "the teacher needs the images"},
     )
     distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
         None,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import ClassLabel, Dataset, DatasetDict
@@ -19,6 +20,7 @@ from ...data.datasets import Division, KeypointData, ReadTarget, TargetData, Tar
 from ...data.loaders.image_classification import held_out_images_of_stream
 from ...data.reading.label_values import SINGLE, problem_type_of, values_target
 from ...data.reading.splits import SPLITS
+from ...evaluation.calibration import LEAST_FITTED, CalibrationError
 from ...model.image_targets import IGNORED_LABEL
 from ...options.training_arguments import HfViTTrainingArguments
 from .arguments import HELD_OUT, TaskArguments
@@ -26,6 +28,23 @@ from .arguments import HELD_OUT, TaskArguments
 
 logger = logging.get_logger(__name__)
 LABEL, MODEL_LABEL = "label", "model_label"  # columns with the class index in the data and in the model
+UNDIVIDED = Division()
+CALIBRATION_SPLIT = "calibration"  # split of the held-out images that do not choose the weights
+
+
+class NotHeldOutError(CalibrationError):
+    """No images are left for a calibration, because all were trained on, chose the weights, or are reported.
+
+    Args:
+        message: The reason.
+        num_images: Number of training images of which a training run can hold out some; 0 if this does not help.
+        options: Other options of this training run.
+    """
+
+    def __init__(self, message: str, num_images: int = 0, options: str = "") -> None:
+        super().__init__(message)
+        share = max(HELD_OUT, math.ceil(100 * 2 * LEAST_FITTED / num_images) / 100) if num_images else 0
+        self.options = f"--train_val_split {share:g}{options}" if share else ""
 
 
 def load_targets(
@@ -34,6 +53,7 @@ def load_targets(
     training_args: HfViTTrainingArguments,
     *,
     needs_validation: int | None = None,
+    weights_are_chosen: bool = False,
 ) -> TargetData:
     """Load and check the data of a training run, and hold out validation images if necessary.
 
@@ -47,9 +67,11 @@ def load_targets(
         training_args: Training arguments.
         needs_validation: Minimum number of training images with which the task uses validation scores to choose a
             value, such as a score threshold. None if the task chooses no value.
+        weights_are_chosen: Whether validation scores choose the weights, so that other images must calibrate scores.
 
     Returns:
-        The data with its division. Its splits are "train", "validation" and "test", or some of these.
+        The data with its division. Its splits are "train", "validation" and "test", or some of these, and
+        "calibration" if validation images choose the weights, see `separate_calibration`.
 
     Raises:
         OSError: if the data is missing.
@@ -73,20 +95,47 @@ def load_targets(
     if holds_out:
         held_out = hold_out(splits["train"], share)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    division = Division(share, as_test, holds_out, weights_are_chosen)
+    if {"validation", "test"} <= splits.keys() and args.calibrate:
+        splits |= separate_calibration(splits["validation"], division)
     limits = {"train": args.max_train_samples}
     if holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
-        limits["validation"] = math.ceil(share * args.max_train_samples)
+        limits["validation"] = limits[CALIBRATION_SPLIT] = math.ceil(share * args.max_train_samples)
     chosen = {
         name: sample_images(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
-        for name in SPLITS
+        for name in (*SPLITS, CALIBRATION_SPLIT)
         if name in splits
     }
-    return replace(data, splits=DatasetDict(chosen), division=Division(share, as_test, holds_out))
+    return replace(data, splits=DatasetDict(chosen), division=division)
 
 
 def chooses_step(args: HfViTTrainingArguments) -> bool:
     """Return whether a training run uses validation scores to choose the best step."""
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
+
+
+def chooses_weights(values: Mapping[str, Any]) -> bool:
+    """Return whether a training run with these options uses validation scores to choose a step or other weights."""
+    names = ("load_best_model_at_end", "early_stopping_patience", "probe_classifier")
+    return any(values.get(name) for name in names) or values.get("save_strategy") == SaveStrategy.BEST
+
+
+def separate_calibration(images: Dataset, division: Division) -> dict[str, Dataset]:
+    """Return validation images by their use: half for "calibration", if the others choose the weights and suffice."""
+    numbers = np.arange(len(images))
+    if "image_id" in images.column_names:  # the rows of an image belong together
+        numbers = np.unique(images["image_id"][:], return_inverse=True)[1]
+    is_divided = division.chooses_weights and max(numbers) + 1 >= 2 * LEAST_FITTED
+    uses = ("validation", CALIBRATION_SPLIT) if is_divided else ()
+    halves = {use: images.select(np.flatnonzero(numbers % 2 == number)) for number, use in enumerate(uses)}
+    return halves or {"validation": images}
+
+
+def describe_images(division: Division, split: str) -> str:
+    """Return a description of the images that a calibration is fitted on."""
+    name = "held-out training" if division.holds_out else split.replace(CALIBRATION_SPLIT, "validation")
+    is_apart = split == CALIBRATION_SPLIT and division.chooses_weights
+    return f"{name} images that did not choose the weights" if is_apart else f"{name} images"
 
 
 def rename_validation_split(splits: DatasetDict, dataset_name: str) -> DatasetDict:
@@ -99,28 +148,41 @@ def rename_validation_split(splits: DatasetDict, dataset_name: str) -> DatasetDi
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
-def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str, float]:
-    """Return the split to evaluate, the split that contains its images, and the share of images that is held out.
+def choose_split(
+    splits: DatasetDict, args: TaskArguments, split: str | None, known: Division
+) -> tuple[str, str, Division]:
+    """Return the split to evaluate, the split that contains its images, and the division of the images.
 
-    See `load_evaluation_targets`.
+    `known` is the division of the training run as far as it is known, see `load_evaluation_targets`.
     """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
-    if args.validation_as_test and "validation" in sources:
-        sources.setdefault("test", sources.pop("validation"))
+    is_chosen = known.chooses_weights
+    if args.validation_as_test and "validation" in sources and "test" in sources:
+        is_chosen = False  # images that training held out chose the weights
+    elif args.validation_as_test and "validation" in sources:
+        sources["test"] = sources.pop("validation")
     share = args.train_val_split
     if share is None:  # use the default, because a saved model does not store this fraction
         share = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and share > 0:
         sources.setdefault("validation", "train")
+    if split == CALIBRATION_SPLIT:
+        sources[split], count = sources.get("validation", ""), len(splits.get("train", ()))
+        as_test = " --validation_as_test true" if sources[split] == "validation" and "test" not in sources else ""
+        if as_test or not sources[split] or (sources[split] == "train" and not known.holds_out):
+            others = ", except for the reported ones" if as_test else ""
+            message = f"No images of {args.dataset_name} are known to be held out of training{others}."
+            raise NotHeldOutError(message, count, as_test)
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
     if split not in sources:
         held_out = " If training held out a tenth of the training images, add --train_val_split 0.1."
-        advice = held_out if split == "validation" and "train" in splits else ""
+        advice = held_out if split == "validation" and "train" in splits and not known.holds_out else ""
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
         logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
-    return split, sources[split], share
+    source, calibrates = sources[split], known.calibrates and "test" in sources
+    return split, source, Division(share, args.validation_as_test, source == "train" != split, is_chosen, calibrates)
 
 
 def evaluation_images(
@@ -129,7 +191,7 @@ def evaluation_images(
     source: str,
     args: TaskArguments,
     training_args: HfViTTrainingArguments,
-    train_val_split: float = 0.0,
+    division: Division = UNDIVIDED,
     was_streamed: bool = False,
 ) -> Dataset:
     """Return the images to evaluate.
@@ -140,17 +202,23 @@ def evaluation_images(
         source: Split of `data` that the images are taken from.
         args: Options of the data.
         training_args: Training arguments.
-        train_val_split: Share of the training images that is held out for validation.
+        division: Division of the images.
         was_streamed: Whether the training run held out its validation images from a stream.
     """
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
     images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
+        assert division.train_val_split is not None
         if was_streamed:
-            images = held_out_images_of_stream(images, args.dataset_name, train_val_split)
+            images = held_out_images_of_stream(images, args.dataset_name, division.train_val_split)
         else:
-            images = hold_out(images, train_val_split)["test"]
-    return sample_images(args.max_eval_samples, images, training_args.seed)
+            images = hold_out(images, division.train_val_split)["test"]
+    is_of_both = split in ("validation", CALIBRATION_SPLIT) and division.calibrates
+    parts = separate_calibration(images, division) if is_of_both else {}
+    if split == CALIBRATION_SPLIT and split not in parts and division.chooses_weights:
+        count = len(data.splits[source]) if source == "train" and division.calibrates else 0
+        raise NotHeldOutError(f"All {len(images):,} held-out images of {args.dataset_name} chose the weights.", count)
+    return sample_images(args.max_eval_samples, parts.get(split, images), training_args.seed)
 
 
 def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
@@ -225,6 +293,7 @@ def load_evaluation_targets(
     label2id: Mapping[str, int],
     training_args: HfViTTrainingArguments,
     was_streamed: bool = False,
+    known: Division = UNDIVIDED,
 ) -> tuple[str, TargetData]:
     """Load one split of the data, with classes numbered as in a model.
 
@@ -235,10 +304,12 @@ def load_evaluation_targets(
         load: Function that loads the data.
         args: Options of the data.
         split: Name of the split. By default, the first existing one of "test", "validation" and, with a warning,
-            "train".
+            "train". "calibration" selects the validation images that training neither reported nor used to choose the
+            weights.
         label2id: Class index of the model by class name.
         training_args: Arguments with the seed and the number of processes.
         was_streamed: Whether the model was trained on a stream, which holds out different images.
+        known: Division of the training run, as far as it is known from its recipe.
 
     Returns:
         The name of the split, and data with this split only.
@@ -246,14 +317,16 @@ def load_evaluation_targets(
     Raises:
         OSError: if the data is missing.
         ValueError: if the data is invalid, has no such split, or has a class that the model does not have.
+        CalibrationError: if no images are left for the split "calibration".
     """
     data = open_data(load, training_args)
-    split, source, share = choose_split(data.splits, args, split)
+    split, source, division = choose_split(data.splits, args, split, known)
     if LABEL in data.splits[source].column_names:
         data = with_model_labels(data, source, label2id, args.dataset_name)
     check_known(data.names, label2id, args.dataset_name)
-    images = evaluation_images(data, split, source, args, training_args, share, was_streamed)
-    return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
+    images = evaluation_images(data, split, source, args, training_args, division, was_streamed)
+    evaluated = replace(data, splits=DatasetDict({split: images}), division=division)
+    return split, with_model_classes(evaluated, label2id)
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:

@@ -25,7 +25,11 @@ Size = tuple[int, int]
 
 
 class BatchTransform(Protocol):
-    """Transform of a training batch."""
+    """Transform of a training batch.
+
+    Stored features of frozen blocks require transforms whose attribute `supports_stored_features` is true, which means
+    that they do not change the images.
+    """
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the transformed batch. `progress` is the share of finished training steps, in [0, 1).
@@ -77,6 +81,11 @@ class Mixing:
         self.probability = probability
         self.off_share = off_share
         self.label_smoothing = label_smoothing
+
+    @property
+    def supports_stored_features(self) -> bool:
+        """Whether only labels change, so that features of the images can be stored."""
+        return self.mix is None
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Return the batch with mixed `pixel_values` (B, C, H, W) and class probabilities as `labels`.

@@ -147,15 +147,15 @@ class StepReport(TrainerCallback):
 
     Args:
         report: Function that prints a line of text.
-        warn: Function that warns about the given number of steps, called at the start of training.
+        find_warnings: Function that returns warnings about the given number of steps, logged at the start of training.
     """
 
-    def __init__(self, report: Callable[[str], None], warn: Callable[[int], None]) -> None:
-        self.report, self.warn = report, warn
+    def __init__(self, report: Callable[[str], None], find_warnings: Callable[[int], list[str]]) -> None:
+        self.report, self.find_warnings = report, find_warnings
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         left = state.max_steps - state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.report(f"Steps: {left:,} of {batch} images{'' if state.global_step == 0 else ' are left'}.")
-        if state.global_step == 0:
-            self.warn(state.max_steps)
+        for sentence in self.find_warnings(state.max_steps) if state.global_step == 0 else ():
+            logger.warning(sentence)

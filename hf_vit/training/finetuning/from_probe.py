@@ -15,6 +15,7 @@ from ...data.datasets import TargetData
 from ...data.reading.label_values import SINGLE
 from ...evaluation.base import CHOOSING
 from ...evaluation.classification import ClassificationMetric
+from ...features.probe import Probe, fit_probe
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.training_arguments import HfViTTrainingArguments
 from ...processes import on_first_process
@@ -22,7 +23,7 @@ from ...tasks.base import Choice, plain_batches
 from ...tasks.common.models import without_load_report
 from ...tasks.image_classification import ImageClassification, find_problem_type
 from ..lora import is_adapted
-from .probe import MOST_IMAGES, Probe, encode, fit_probe, start_from_probe
+from .probe import MOST_IMAGES, encode, start_from_probe
 
 
 # Positions between the weights of the linear probe (0) and of the fine-tuned model (1), and the default position

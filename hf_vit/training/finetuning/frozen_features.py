@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import datasets
 import numpy as np
@@ -32,18 +32,13 @@ from transformers.utils import logging
 
 from ... import __version__
 from ...data.augmentation.datasets import AugmentedDataset
-from ...data.collators import ObjectDetectionCollator
 from ...data.datasets import TargetDataset
 from ...data.fingerprint import FEATURE_FOLDER, digest, digest_weights, fingerprint
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.task_configurations import TASK_CONFIGS
-from ...model.task_image_reconstruction import HfViTForImageReconstruction
-from ...model.task_joint_embedding import HfViTForJointEmbedding
-from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...options.training_arguments import training_options_of
 from ...outputs import find_intact, recorded_file, remove_unfinished
 from ...processes import on_first_process
-from ...tasks.common.regularization import Mixing
 from ..errors import format_bytes
 from ..optimizer import find_backbone
 
@@ -355,6 +350,10 @@ class FrozenFeatures:
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
+    def _numbers(self, number: int) -> range:
+        """Return the numbers of the images in a file."""
+        return range(len(self.source))[number * ROWS_PER_SHARD : (number + 1) * ROWS_PER_SHARD]
+
     def _file(self, view: int, number: int) -> Path:
         return self.place / f"view-{view:04d}-{number:05d}.arrow"
 
@@ -369,7 +368,8 @@ class FrozenFeatures:
         self.place.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.place)
         hides_bar = args.disable_tqdm or args.process_index > 0
-        with logging.tqdm(total=len(own) * ROWS_PER_SHARD, desc="Features", disable=hides_bar) as bar:
+        total = sum(len(self._numbers(number)) for _, number in own)
+        with logging.tqdm(total=total, desc="Features", disable=hides_bar) as bar:
             for shard in own:
                 self._write(*shard, bar.update)
         self.accelerator.wait_for_everyone()
@@ -386,10 +386,8 @@ class FrozenFeatures:
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
         """Compute the features of one file, and write it atomically with its checksum."""
-        start = number * ROWS_PER_SHARD
-        images = self._images(view)
         loader = DataLoader(
-            Subset(images, range(start, min(start + ROWS_PER_SHARD, len(images)))),
+            Subset(self._images(view), self._numbers(number)),
             BATCH_SIZE,
             num_workers=self.args.dataloader_num_workers,
             collate_fn=ExtractionCollator(self.image_collator),
@@ -438,6 +436,21 @@ def returning(value: Tensor) -> Callable[..., Tensor]:
     return lambda *_, **__: value
 
 
+@runtime_checkable
+class Declaring(Protocol):
+    """Model, collator or batch transform that declares whether training may read stored features."""
+
+    supports_stored_features: bool
+
+
+def supports_stored_features(part: Any, default: bool) -> bool:
+    """Return whether training with a model, a collator or a batch transform may read features instead of images.
+
+    `default` applies to classes that do not declare it.
+    """
+    return part.supports_stored_features if isinstance(part, Declaring) else default
+
+
 def check_cache(
     model: nn.Module,
     dataset: Any,
@@ -454,15 +467,11 @@ def check_cache(
     DeepSpeed shard the weights.
     """
     options = training_options_of(args)
-    changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]
+    changing = [one for one in transforms if not supports_stored_features(one, False)]
     rows = dataset.dataset if isinstance(dataset, AugmentedDataset) else None
-    is_multi_scale = isinstance(collator, ObjectDetectionCollator) and collator.sizes is not None
     reasons = {
-        "pretraining draws new masks or views in each step. Remove cached_views": isinstance(
-            model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
-        ),
-        "reconstruction also needs the images as targets. Remove cached_views": isinstance(
-            model, HfViTForImageReconstruction
+        "the model draws new masks or views in each step, or reconstructs the images. Remove cached_views": not (
+            supports_stored_features(model, True)
         ),
         "the images of a stream are not numbered. Remove cached_views or --streaming": not isinstance(
             rows, TargetDataset | Dataset
@@ -470,11 +479,11 @@ def check_cache(
         "a teacher needs the images. Remove cached_views or the teacher": has_teacher,
         "batch transforms change the images in each step. Remove mixup, cutmix, token_drop_rate and "
         "progressive_sizes": bool(changing),
-        "multi_scale changes the image size of each batch. Set --multi_scale false": is_multi_scale,
-        "repeated_augmentations needs several views in each step. Set it to 1": options.repeated_augmentations > 1,
+        "multi_scale changes the image size of each batch. Set --multi_scale false": not supports_stored_features(
+            collator, True
+        ),
         "FSDP and DeepSpeed shard the weights of the frozen part. Train with DDP": is_sharded,
         "this process has several GPUs. Start one process per GPU with torchrun --nproc_per_node": args.n_gpu > 1,
-        "a compiled model does not read stored features. Set --torch_compile false": args.torch_compile,
         "no block of the model is frozen. Set --trainable_blocks to less than the number of blocks": (
             FrozenPart.of(model, frozen) is None
         ),

@@ -249,3 +249,13 @@ def test_malformed_jobs_are_refused(visitor: Visitor, content: bytes) -> None:
     for kind in ("application/json", "text/plain", "multipart/form-data; boundary=x"):
         response = visitor.client.post("/gradio_api/queue/join", content=content, headers={"Content-Type": kind})
         assert 400 <= response.status_code < 500, response.text
+
+
+INVALID: list[dict[str, Any]] = [{"fn_index": 99}, {"fn_index": "first"}, {"fn_index": None}, {"session_hash": None}]
+
+
+@pytest.mark.parametrize("options", INVALID, ids=str)
+def test_invalid_jobs_have_the_error_format(visitor: Visitor, options: dict[str, Any]) -> None:
+    response = visitor.join(None, **options)
+    assert response.status_code >= 400
+    assert list(response.json()) == ["error"]

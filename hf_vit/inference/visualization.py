@@ -31,9 +31,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..inference.predict import predict_files
-from ..inference.search import encode_texts, load_text_processor
-from ..inference.sources import find_images, name_outputs, open_image
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_multi_task import HfViTForMultiTask
@@ -41,6 +38,9 @@ from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize import attention, patches, tokens
 from ..visualize.inspection import Inspection, open_for_inspection
+from .predict import predict_files
+from .search import encode_texts, load_text_processor
+from .sources import find_images, name_outputs, open_image
 
 
 def _draw_attention(one: Inspection, file: Path) -> None:
@@ -123,6 +123,7 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
+Drawing = Callable[[Path], object]  # function that draws a picture to a file
 # Maps each kind of picture to the function that draws it for one photo
 PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
@@ -145,11 +146,11 @@ def kinds_of(model: HfViTPreTrainedModel, text: str | None = None) -> list[str]:
     return [kind for kind in KINDS if kind not in missing]
 
 
-def visualize(
-    model: str,
-    photos: list[Path],
+def visualize_model(
+    model: str | Path,
+    photos: Sequence[str | Path],
     *,
-    output_dir: Path,
+    output_dir: str | Path,
     kinds: Annotated[list[str] | None, KINDS] = None,
     image_size: Annotated[int | None, COUNT] = None,
     point: list[tuple[float, float]] | None = None,
@@ -158,8 +159,8 @@ def visualize(
     head: str | None = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
-) -> None:
-    """Draw pictures of attention, saliency and features, and report the files written.
+) -> list[Path]:
+    """Draw pictures of attention, saliency and features of a model on photos. Equivalent to `hf-vit visualize`.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; an hf_vit model or a published ViT.
@@ -177,25 +178,26 @@ def visualize(
         overwrite: Replace pictures of an earlier run.
         report: Function that receives the path of each file.
 
+    Returns:
+        The paths of the pictures.
+
     Raises:
         ValueError: if the model cannot be opened, does not support a kind, or an existing file may not be replaced.
         OSError: if the model or a photo does not exist, or the output cannot be written.
     """
+    model, output_dir = str(model), Path(output_dir)
     check_writable(output_dir)
-    files = find_images(photos)
+    files = find_images([Path(photo) for photo in photos])
     opened, processor = open_for_inspection(model, image_size, head)
     words = {} if text is None else encode_words(opened, model, text)
     inspections = [Inspection(opened, processor, open_image(file), point or (), class_name, words) for file in files]
-    joint: dict[str, Callable[[Path], object]] = {
-        "pca": partial(_draw_pca, inspections),
-        "predictions": lambda file: list(predict_files(model, files, picture=file, head=head, overwrite=True)),
-    }
-    drawn: dict[Path, Callable[[Path], object]] = {}
+    joint: dict[str, Drawing] = {"pca": partial(_draw_pca, inspections)}
+    joint["predictions"] = lambda file: [*predict_files(model, files, picture=file, head=head, overwrite=True)]
+    drawn: dict[Path, Drawing] = {}
     for kind in kinds or kinds_of(opened, text):
         if kind in joint:
             drawn[output_dir / f"{kind}.png"] = joint[kind]
-            continue
-        for inspection, name in zip(inspections, name_outputs(files), strict=True):
+        for inspection, name in zip(inspections, name_outputs(files), strict=True) if kind not in joint else ():
             drawn[output_dir / f"{name}_{kind}.png"] = partial(PHOTO_DRAWINGS[kind], inspection)
     check_outputs(drawn, files, overwrite)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -203,3 +205,4 @@ def visualize(
         draw_file(file)
         record_outputs([file])
         report(str(file))
+    return list(drawn)

@@ -30,7 +30,7 @@ def describe(folder: Path) -> Iterator[str]:
 
 
 def push(
-    folder: Path,
+    folder: str | Path,
     repo_id: str,
     *,
     private: bool | None = None,
@@ -39,8 +39,10 @@ def push(
     commit_message: str = "Upload model",
     dry_run: bool = False,
     report: Callable[[str], None] = print,
-) -> None:
-    """Check, list and upload a saved model; raise the errors of `check_upload` and `publish`.
+) -> str | None:
+    """Check, list and upload a saved model. Equivalent to `hf-vit push`.
+
+    Raises the errors of `check_upload` and `publish`.
 
     Args:
         folder: Folder of a saved model with its image processor and card.
@@ -51,14 +53,19 @@ def push(
         commit_message: Commit message.
         dry_run: Check and list the files without uploading them. This requires no network access and no token.
         report: Function that receives progress messages.
+
+    Returns:
+        The address of the commit or pull request; None for a dry run.
     """
+    folder = Path(folder)
     check_upload(folder)
     report("\n".join(describe(folder)))
     if dry_run:
         report("Nothing was uploaded.")
-        return
+        return None
     report(f"Uploading to {repo_id} …")
     url = publish(
         folder, repo_id, private=private, revision=revision, create_pr=create_pr, commit_message=commit_message
     )
     report(url)
+    return url

@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import torch
-from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .. import __version__
+from ..convert.model_card import read_card_data
 from ..extras import install_command
 from ..flops import Stage, describe_stages
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -38,8 +38,8 @@ CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraint
 MOST_NAMES = 12  # Maximum number of listed class names
 
 
-def info(model: str | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
-    """Describe the installation or a model.
+def info(model: str | Path | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
+    """Describe the installation or a model. Equivalent to `hf-vit info`.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; by default the installation is described.
@@ -51,6 +51,7 @@ def info(model: str | None = None, *, image: str | None = None, report: Callable
         OSError: if the model does not exist.
         ValueError: if the model cannot be opened, or does not accept the image size.
     """
+    model = None if model is None else str(model)
     for line in describe_installation() if model is None else describe_model(model):
         report(line)
     if image is not None:
@@ -175,11 +176,7 @@ def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
 
 def describe_scores(name_or_path: str) -> Iterator[str]:
     """Yield a line with the evaluation scores in a model card, or nothing if there is no card or no score."""
-    card = Path(name_or_path) / "README.md"
-    try:
-        data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
-    except (OSError, ValueError):  # OSError includes network errors.
-        return
+    data = read_card_data(name_or_path)
     results = [f"{result.metric_type} {result.metric_value:.4g}" for result in data.eval_results or []]
     if results:
         yield f"Scores: {', '.join(results)}, on {data.eval_results[0].dataset_name}"

@@ -15,19 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import HfViTImageProcessor
 from .. import convert as conversion
-from ..convert.loading import Converted, peak_memory
-from ..convert.parity import OutputParity
-from ..convert.source import Source
 from ..model.configuration_hf_vit import check_fields
+from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import read_config
 from ..outputs import check_new_folder, new_folder
+from .loading import Converted, peak_memory
+from .parity import OutputParity
+from .source import Source
 
 
-def convert(
-    source: str | None = None,
-    output: Path | None = None,
+def convert_model(
+    source: str | Path | None = None,
+    output: str | Path | None = None,
     *,
     to: Annotated[str | None, (*conversion.LAYOUTS,)] = None,
     task: Annotated[str | None, (*conversion.TASKS,)] = None,
@@ -44,7 +44,7 @@ def convert(
     list: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Convert a published checkpoint to an hf_vit model, or export an hf_vit model to the layout of another library.
+    """Convert a published checkpoint, or export an hf_vit model to another layout. Equivalent to `hf-vit convert`.
 
     Args:
         source: Checkpoint to convert or export: a folder, a weights file, or a name on the Hub.
@@ -75,16 +75,16 @@ def convert(
         raise ValueError("Source and output are required: hf-vit convert SOURCE OUTPUT. --help lists the options.")
     fields = given_options(num_attention_heads=num_attention_heads, hidden_act=hidden_act) | (config_overrides or {})
     check_fields(fields)
-    check_new_folder(output)
-    config = read_convertible(source, revision, to)
+    check_new_folder(Path(output))
+    config = read_convertible(str(source), revision, to)
     options = {"architecture": architecture, "dataset_index": dataset_index, "norm_first": norm_first, "task": task}
     given = given_options(config_overrides=fields or None, dtype=dtype, **options)
     if to is None:
-        convert_published(source, output, revision, given, skip_parity, write_anyway, report)
+        convert_published(str(source), Path(output), revision, given, skip_parity, write_anyway, report)
     elif given:
         raise ValueError(f"--to exports a model unchanged. Remove {', '.join(f'--{name}' for name in given)}.")
     else:
-        export_hf_vit_model(source, output, to, revision, config["architectures"], report)
+        export_hf_vit_model(str(source), Path(output), to, revision, config["architectures"], report)
 
 
 def given_options(**options: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def convert_published(
 ) -> None:
     """Convert a published checkpoint, compare its outputs, and save it with its image processor, code and card.
 
-    `given` are the options of `convert` that change the model. For the other arguments, see `convert`.
+    `given` are the options of `convert_model` that change the model. For the other arguments, see there.
     """
     before, hub, fields = peak_memory(), {"revision": revision}, given.get("config_overrides", {})
     opened = conversion.open_source(source, given.get("architecture"), given.get("dataset_index"), **hub)
