@@ -77,8 +77,7 @@ def _masks(content: CocoFile, numbers: Mapping[Any, int]) -> ObjectTable:
     ]
     finding = f"of {len(annotations)} annotations in {content.path} have no valid mask"
     raise_faults(faults, finding, "Repair or remove them.")
-    boxless = [{name: value for name, value in entry.items() if name != "bbox"} for entry in annotations]
-    return _table(replace(content, annotations=boxless), numbers, masks=masks)
+    return _table(content, numbers, masks=masks)
 
 
 def _read_points(contents: Sequence[CocoFile]) -> ObjectData:
@@ -100,11 +99,20 @@ def _read_points(contents: Sequence[CocoFile]) -> ObjectData:
     return ObjectData(tables, contents[0].path, keypoints=_names_of(_keypoint_category(contents[0])))
 
 
-def _table(content: CocoFile, numbers: Mapping[Any, int], **columns: Any) -> ObjectTable:
+def _table(
+    content: CocoFile,
+    numbers: Mapping[Any, int],
+    masks: Sequence[Any] | None = None,
+    keypoints: np.ndarray | None = None,
+) -> ObjectTable:
+    """Return the table of a file. If there are masks, boxes and areas are not read."""
     annotations, images = content.annotations, content.images
-    check_unique(annotations, "id", "annotations", content.path)
+    has_boxes = masks is None and any("bbox" in annotation for annotation in annotations)
+    areas = None
+    if masks is None:
+        check_unique(annotations, "id", "annotations", content.path)
+        areas = np.array([annotation.get("area") or 0 for annotation in annotations], float)
     places = {image["id"]: place for place, image in enumerate(images)}
-    has_boxes = any("bbox" in annotation for annotation in annotations)
     return table_of(
         content.split,
         images_at(content.image_paths(), content.split),
@@ -115,8 +123,9 @@ def _table(content: CocoFile, numbers: Mapping[Any, int], **columns: Any) -> Obj
         is_share=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
         is_crowd=[annotation.get("iscrowd") for annotation in annotations],
-        areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),
-        **columns,
+        areas=areas,
+        keypoints=keypoints,
+        masks=masks,
     )
 
 

@@ -50,7 +50,7 @@ def detect(path: Path, target: Target) -> Match | None:
         files = {split: _listed_files(root, file) for split, file in lists.items()}
         return Match((root, files), f"lists in ImageSets/Main and {ANNOTATIONS[0]}/", ignored=ignored)
     inner = find_split_folders(root, *[_has_xml] * 2)
-    found = {split: _xml_in(folder) for split, folder in (inner.folders or {"train": root}).items()}
+    found = {split: files_below(folder, SUFFIX) for split, folder in (inner.folders or {"train": root}).items()}
     files = {split: own for split, own in found.items() if own}
     if not files or not _is_voc(next(iter(files.values()))[0]):
         return None
@@ -58,12 +58,8 @@ def detect(path: Path, target: Target) -> Match | None:
     return Match((root, files), f"{count} XML files", ignored=(*ignored, *inner.ignored(root)))
 
 
-def _xml_in(folder: Path) -> list[Path]:
-    return [file for file in files_below(folder) if file.suffix.lower() == SUFFIX]
-
-
 def _has_xml(folder: Path) -> bool:
-    return any(file.suffix.lower() == SUFFIX for file in walk_files(folder))
+    return any(walk_files(folder, SUFFIX))
 
 
 def _is_voc(file: Path) -> bool:

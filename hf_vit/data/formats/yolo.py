@@ -160,7 +160,7 @@ def _from_folders(path: Path) -> Match | None:
         roots = {split: pair[0] for split, pair in pairs.items() if all(folder.is_dir() for folder in pair)}
         labels = [pairs[split][1] for split in roots]
         bare = sorted(pairs.keys() - roots.keys())
-    if not any(file.suffix == ".txt" for folder in labels for file in walk_files(folder)):
+    if not any(any(walk_files(folder, ".txt")) for folder in labels):
         return None
     images = {split: _images_below(folder) for split, folder in roots.items()}
     ignored = (

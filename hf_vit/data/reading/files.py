@@ -159,27 +159,33 @@ def list_tables(folder: Path) -> list[Path]:
 def subfolders(folder: Path) -> list[Path]:
     """List the visible subfolders of a folder, sorted, without links to the folder itself or its parents."""
     place = folder.resolve()
-    found = [path for path in visible(folder.iterdir()) if path.is_dir()]
+    with os.scandir(folder) as entries:  # `Path.is_dir` would read the state of every file
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not is_system(entry.name))
+    found = [folder / name for name in names]
     loops = [path for path in found if path.is_symlink() and place.is_relative_to(path.resolve())]
     for path in loops:
         logger.warning_once(f"Ignored a symbolic link to its own folder or a parent of it: {path}.")
     return [path for path in found if path not in loops]
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, suffix: str = "") -> list[Path]:
     """List the files that `walk_files` yields."""
-    return list(walk_files(folder))
+    return list(walk_files(folder, suffix))
 
 
-def walk_files(folder: Path) -> Iterator[Path]:
+def walk_files(folder: Path, suffix: str = "") -> Iterator[Path]:
     """Yield the visible files at any depth, sorted. Each link to a folder outside of `folder` is followed once.
 
     Only the names in one folder and in its parents are held in memory.
+
+    Args:
+        folder: Folder to search.
+        suffix: End of the names to yield, in lower case; by default, all files are yielded.
     """
-    return _walk(folder, folder, folder.resolve(), set())
+    return _walk(folder, folder, folder.resolve(), set(), suffix)
 
 
-def _walk(place: Path, folder: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
+def _walk(place: Path, folder: Path, root: Path, seen: set[Path], suffix: str) -> Iterator[Path]:
     real = place.resolve()
     is_linked = real != root / place.relative_to(folder)
     if real in seen or (is_linked and (real.is_relative_to(root) or root.is_relative_to(real))):
@@ -195,8 +201,8 @@ def _walk(place: Path, folder: Path, root: Path, seen: set[Path]) -> Iterator[Pa
     # Sorting determines which of several links to the same folder is followed: the first one.
     for name in sorted(names):
         if name in folders:
-            yield from _walk(place / name, folder, root, seen)
-        else:
+            yield from _walk(place / name, folder, root, seen, suffix)
+        elif name.lower().endswith(suffix):
             yield place / name
 
 

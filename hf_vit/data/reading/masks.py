@@ -58,7 +58,8 @@ def mask_fault(segmentation: Any, height: int, width: int) -> str | None:
     # Points far outside the image are errors, and drawing them could exhaust the memory.
     if (abs(places) > 2 * max(height, width)).any():
         return f"has a polygon far outside the image of {height} x {width} pixels"
-    polygons = np.split(places, np.cumsum([len(points) // 2 for points in segmentation])[:-1])
+    counts = [len(points) // 2 for points in segmentation]
+    polygons = np.split(places, np.cumsum(counts)[:-1]) if len(counts) > 1 else [places]
     size = (width, height)
     if all(polygon_area(polygon) == 0 for polygon in polygons):
         return "has a polygon without area"
@@ -69,5 +70,5 @@ def mask_fault(segmentation: Any, height: int, width: int) -> str | None:
 
 def polygon_area(points: np.ndarray) -> float:
     """Return the area of a polygon (P, 2) in square pixels."""
-    x, y = points.T
-    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+    x, y = np.concatenate([points, points[:1]]).T
+    return abs(float(x[:-1] @ y[1:] - y[:-1] @ x[1:])) / 2
