@@ -160,7 +160,7 @@ def fit_scores(
     # All detections are predicted objects.
     found = logits.argmax(dim=1) if logits.ndim == 2 else torch.ones_like(labels) if has_offset else logits > 0
     errors = int((found != labels).sum())
-    used = f"{images} with {errors:,} errors"
+    used = f"{images} ({errors:,} errors)"
     if worse := [name for name in COMPARED if after[name] > before[name]]:
         changes = " and ".join(f"{name} ({before[name]:.4f} before, {after[name]:.4f} after)" for name in worse)
         text = f"The scores remain as they were: on {used}, cross-fitting found a worse {changes}."

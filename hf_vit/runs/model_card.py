@@ -133,7 +133,10 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
 
 def describe_calibration(scores: dict[str, tuple[float, float]], note: str) -> str:
     """Return the section of the card about the calibration: a note and, if there are any, scores before and after."""
-    rows = [f"| {name} | {format_value(before)} | {format_value(after)} |" for name, (before, after) in scores.items()]
+    changed = {name: pair for name, pair in scores.items() if pair[0] != pair[1]}
+    rows = [
+        f"| {name} | {format_value(before)} | {format_value(after)} |" for name, (before, after) in changed.items()
+    ]
     table = [
         "\nIn the table, lower is better. To disable the calibration, pass `calibration_config={'enabled': False}` to "
         "`from_pretrained`.\n",

@@ -97,7 +97,7 @@ def test_few_errors_are_noted_and_worse_scores_are_not_used() -> None:
     scaling, note = fit_scores(3 * logits, labels, False, old, "60 images")
     assert scaling["temperature"] == pytest.approx(3, rel=0.1)
     errors = int((logits.argmax(dim=1) != labels).sum())
-    assert note == f"The scores were calibrated on 60 images with {errors} errors."
+    assert note == f"The scores were calibrated on 60 images ({errors} errors)."
     few = 3 * logits, torch.cat([labels[:9], logits.argmax(dim=1)[9:]])
     assert "With fewer than 10 errors, high scores are uncertain." in fit_scores(*few, False, old, "60 images")[1]
     # The scores of these images are calibrated already, so that a fit on other images makes them worse.

@@ -178,7 +178,8 @@ def choose_split(
     if split not in sources:
         held_out = " If training held out a tenth of the training images, add --train_val_split 0.1."
         advice = held_out if split == "validation" and "train" in splits and not known.holds_out else ""
-        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
+        message = f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}"
+        raise NotHeldOutError(message, len(splits.get("train", ())) if split == "validation" else 0)
     if split == "train":
         logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
     source, calibrates = sources[split], known.calibrates and "test" in sources
