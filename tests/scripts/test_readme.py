@@ -136,6 +136,9 @@ def check_names(code: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("hf_vit"):
             package = importlib.import_module(node.module)
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" not in sys.modules and not hasattr(package, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")  # a folder of the package
             names = {alias.name: getattr(package, alias.name) for alias in node.names}
             modules |= {name: value for name, value in names.items() if isinstance(value, ModuleType)}
     for node in ast.walk(tree):
